@@ -66,10 +66,10 @@ class FakeActuator:
     def sleep(self, key: VersionKey, level: Level) -> None:
         self.applied[key] = 0
 
-    def ready(self, key: VersionKey) -> int:
+    def ready_count(self, key: VersionKey) -> int:
         return int(key in self._used)
 
-    live = started_count = process_count = ready
+    live_count = started_count = process_count = ready_count
 
     def active_versions(self) -> tuple[VersionKey, ...]:
         return tuple(self._used)
@@ -77,7 +77,7 @@ class FakeActuator:
     def has_room(self) -> bool:
         return True
 
-    def leaving(self) -> int:
+    def leaving_count(self) -> int:
         return 0
 
 

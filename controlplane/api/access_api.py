@@ -32,7 +32,7 @@ from controlplane.registry.policy.access import KeySpec, target_tenant
 from controlplane.registry.policy.domain import Model
 from controlplane.registry.registry import Registry
 from controlplane.registry.tenant_store import Tenant, TenantStore
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from kelvin.contracts.errors import CapacityExceeded, Conflict, ModelNotFound, NotFound
 from kelvin.contracts.serving.control_messages import KeyUses, Scope, scope_allows
 from kelvin.ipc.http_bodies import LARGE_BYTES, empty_response, json_response
@@ -67,7 +67,7 @@ def internal_routes(access: AccessStores) -> list[Route]:
     ]
 
 
-def router(access: AccessStores, changes: Changes, clock: Clock, audit_log: AuditLog) -> APIRouter:
+def router(access: AccessStores, changes: AdminOperations, clock: Clock, audit_log: AuditLog) -> APIRouter:
     """Return the routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
     routes = APIRouter(prefix="/admin/v1")
     tenants, keys = access.tenants, access.keys

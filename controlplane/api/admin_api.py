@@ -22,7 +22,7 @@ from controlplane.audit.audit_rows import RequireActor
 from controlplane.clock import Clock
 from controlplane.db.nul_characters import read_json
 from controlplane.registry.registry import Registry
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from controlplane.scaling.interfaces import ReplicaBackend
 from controlplane.scaling.policy.scale_settings import ScaleChange, ScaleSettings
 from controlplane.status.model_status import model_status
@@ -36,13 +36,13 @@ from kelvin.ipc.principal import require_admin
 NO_MODEL: Final = (NotFound, ModelNotFound)  # for a malformed name, and for an unknown model
 
 
-def router(registry: Registry, backend: ReplicaBackend, changes: Changes, clock: Clock) -> APIRouter:
+def router(registry: Registry, backend: ReplicaBackend, changes: AdminOperations, clock: Clock) -> APIRouter:
     """Return the routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except
     that `/status` also shows the installation to operators.
     """
     routes = APIRouter(prefix="/admin/v1")
     actor_of = RequireActor(Scope.ADMIN)
-    replicas, outcomes, scaler = backend.replicas, backend.outcomes, backend.decider
+    replicas, outcomes, scaler = backend.replicas, backend.outcomes, backend.scaler
 
     @routes.get("/models", **route_docs(Models))
     async def models(request: Request) -> Response:
@@ -56,7 +56,7 @@ def router(registry: Registry, backend: ReplicaBackend, changes: Changes, clock:
         models = tuple(model_status(model, replicas, outcomes) for model in registry.models(principal.tenant))
         if not scope_allows(principal.scopes, Scope.OPERATOR):
             return json_response(Status(processes=(), cache=None, device=None, models=models))
-        return json_response(await backend.status(models))
+        return json_response(await backend.build_status(models))
 
     @routes.get("/models/{model}", **route_docs(ModelStatus, *NO_MODEL))
     async def model(request: Request, model: str) -> Response:

@@ -101,7 +101,7 @@ def routes(internals: InternalServices) -> list[Route]:
     """Return the internal routes, the most frequent first, because they are matched in order."""
 
     async def stats(request: Request) -> Response:
-        internals.backend.decider.observe(await read_json(request, Stats, LARGE_BYTES))
+        internals.backend.scaler.observe(await read_json(request, Stats, LARGE_BYTES))
         return empty_response()
 
     async def versions(request: Request) -> Response:
@@ -123,7 +123,7 @@ def routes(internals: InternalServices) -> list[Route]:
         return Response("ok")
 
     async def readyz(_: Request) -> Response:
-        return Response("ok") if await internals.backend.ready() else Response("not ready", 503)
+        return Response("ok") if await internals.backend.is_ready() else Response("not ready", 503)
 
     return [
         Route("/internal/v1/stats", stats, methods=["POST"]),

@@ -27,7 +27,7 @@ from controlplane.knative.apply.cluster import ClusterApi
 from controlplane.ledger.policy.rating import PriceBook
 from controlplane.ledger.running_replicas import watch_lost_replicas
 from controlplane.registry.feed_hub import FeedHub
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from controlplane.scaling.interfaces import ReplicaBackend
 from kelvin.contracts.accounting.usage import RequestRecord
 from kelvin.contracts.roles import Role
@@ -141,7 +141,9 @@ def build_app(services: ControlPlaneServices, backend: ReplicaBackend, backups: 
     app.router.routes.extend(internal_api.usage_routes(ledger, on_requests, backend.outcomes.record_exits, clock))
     app.router.routes.extend(internal_api.backup_routes(backups))
     app.router.routes.extend(access_api.internal_routes(access_stores))
-    changes = Changes(registry, access_stores.tenants, access_stores.keys, backend.replicas, backend.decider, clock)
+    changes = AdminOperations(
+        registry, access_stores.tenants, access_stores.keys, backend.replicas, backend.scaler, clock
+    )
     app.include_router(admin_api.router(registry, backend, changes, clock))
     for router in backend.routers:
         app.include_router(router)

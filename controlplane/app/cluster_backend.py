@@ -22,7 +22,7 @@ from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_controller import PoolController
 from controlplane.knative.services.pods import PodTable
 from controlplane.knative.services.service_renderer import ServiceRenderer
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from controlplane.scaling.interfaces import ReplicaBackend
 from controlplane.scaling.local.metrics import register_pending_metric
 from controlplane.scaling.policy.replica_lifecycle import ReplicaState
@@ -98,7 +98,7 @@ async def build_cluster_backend(
     )  # fmt: skip
     _register_metrics(services.telemetry.page, pods, pools, plane, outcomes)
     services.registry.on_changed = plane.tick
-    services.registry.meanwhile = plane.meanwhile
+    services.registry.meanwhile = plane.find_previous_versions
     services.tasks.start_loop("cluster", plane.run)
     services.tasks.start_loop("declarations", _build_custom_resources(services, settings, api, pods, plane).run)
     await first_completed(plane.synced.wait(), stop.wait())
@@ -112,7 +112,7 @@ async def build_cluster_backend(
         pending = tuple(pending_replicas(row, now_s) for row in plane.node_forecasts.pending())
         return Status(
             processes=(this_process,), cache=None, device=None, models=models, pending=pending,
-            pools=pod_pools(pools.counts()),
+            pools=pod_pools(pools.count_pods()),
         )  # fmt: skip
 
     router = cluster_api.router(services.telemetry)
@@ -130,7 +130,7 @@ def _register_metrics(
         lambda: series_by_label((str(state), sum(pod.state is state for pod in pods)) for state in STATES),
     )  # fmt: skip
     page.callback(
-        "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.counts
+        "kelvin_pool_pods", "Pods that wait or serve, by state.", MetricKind.GAUGE, ("pool", "state"), pools.count_pods
     )
     register_pending_metric(
         page,
@@ -145,8 +145,7 @@ def _register_metrics(
     page.callback(
         "kelvin_cluster_versions_behind", "Versions that run an older image, or older settings of Kelvin's own.",
         MetricKind.GAUGE, ("reason",),
-        lambda: series_by_label((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in
-        BEHIND_REASONS),
+        lambda: series_by_label((reason, _count_behind(outcomes, reason)) for reason in BEHIND_REASONS),
     )  # fmt: skip
 
 
@@ -154,11 +153,15 @@ def _build_custom_resources(
     services: ControlPlaneServices, settings: ClusterSettings, api: ClusterApi, pods: PodTable, plane: KnativeController
 ) -> CustomResourceController:
     stores = services.access_stores
-    changes = Changes(services.registry, stores.tenants, stores.keys, pods, plane, services.clock)
+    changes = AdminOperations(services.registry, stores.tenants, stores.keys, pods, plane, services.clock)
     return CustomResourceController(
         api, ModelResourceStore(changes), TenantResourceStore(changes), services.clock,
         lambda tenant: namespace_of(tenant, settings.pods), settings.namespace,
     )  # fmt: skip
+
+
+def _count_behind(outcomes: StartOutcomes, reason: str) -> int:
+    return sum(each.reason == reason for each in outcomes.images_behind.values())
 
 
 def _ignore_requests(records: tuple[RequestRecord, ...]) -> None:

@@ -25,7 +25,7 @@ from controlplane.app.leadership_policy import (
     released_spec,
 )
 from controlplane.clock import Clock
-from controlplane.knative.apply.cluster import ApiFailure, ClusterError, Conflict, Json, Ref, timestamp
+from controlplane.knative.apply.cluster import ApiFailure, ClusterError, Json, Ref, WriteConflict, timestamp
 from controlplane.tasks import cancel_and_wait
 from kelvin.process.loops import PROCESS_HEALTH
 
@@ -42,11 +42,11 @@ class LeaseStore(Protocol):
         ...
 
     async def create(self, obj: Json) -> Json:
-        """Create the Lease. Raises ClusterError, with Conflict if it exists."""
+        """Create the Lease. Raises ClusterError, with WriteConflict if it exists."""
         ...
 
     async def replace(self, obj: Json) -> Json:
-        """Replace the resource version that `obj` names. Raises ClusterError, with Conflict if there is a newer one."""
+        """Replace the resource version that `obj` names. Raises ClusterError, with WriteConflict for an old one."""
         ...
 
 
@@ -146,7 +146,7 @@ class LeaderElection:
                 return step
             answer = await self._write(found)
         except ClusterError as error:
-            if self.api_failure is None and not isinstance(error.api_failure, Conflict):
+            if self.api_failure is None and not isinstance(error.api_failure, WriteConflict):
                 _LOG.warning("the lease can't be taken or renewed: %s", error)
             self.api_failure = error.api_failure
             return None

@@ -65,9 +65,9 @@ async def build_machine_backend(stack: AsyncExitStack, services: ControlPlaneSer
     replacement = ReplicaReplacement(fleet, actuator)
     actuator.add_listener(replacement)
     actuator.add_start_listener(forecasts.on_start_accepted)
-    actuator.on_slot_freed(autoscaler.assign_free_slots)
+    actuator.add_slot_listener(autoscaler.assign_free_slots)
     prefetcher = Prefetcher(peers.prefetch, tasks)
-    registry.on_alias_moved = prefetcher.named
+    registry.on_alias_moved = prefetcher.on_alias_moved
     autoscaler.on_start_waiting = actuator.on_start_waiting = prefetcher.on_start_waiting
     damages = DamageLoop(peers.damaged_pids, fleet, actuator, telemetry.page)
     adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
@@ -84,10 +84,10 @@ async def build_machine_backend(stack: AsyncExitStack, services: ControlPlaneSer
     return ReplicaBackend(
         replicas=table,
         outcomes=outcomes,
-        decider=autoscaler,
+        scaler=autoscaler,
         jobs=build_job_runner(fleet, pool, feed),
-        ready=peers.zygote_answers,
-        status=partial(machine_api.machine_status, shown),
+        is_ready=peers.zygote_answers,
+        build_status=partial(machine_api.machine_status, shown),
         record_answers=forecasts.record_answers,
         find_live_replicas=lambda: [replica.runtime_id for replica in table],
         routers=(machine_api.router(shown, services.audit_log, telemetry),),

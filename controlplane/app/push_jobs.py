@@ -44,7 +44,7 @@ def build_job_runner(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobRunne
     async def standby() -> AsyncIterator[RuntimeProcess]:
         process = await pool.take(STANDBY_WAIT_S, "job")
         try:
-            fleet.table.move(process.runtime_id, ReplicaEvent.TOOK_JOB, fleet.clock.monotonic_us())
+            fleet.table.apply_event(process.runtime_id, ReplicaEvent.TOOK_JOB, fleet.clock.monotonic_us())
             pool.balance()
             yield process
         finally:
@@ -89,7 +89,9 @@ async def build_zygote_push_jobs(stack: AsyncExitStack, services: ControlPlaneSe
     fleet = Fleet(services.directory, zygote, ReplicaTable(settings.device_slots), clock, tasks)
     stack.push_async_callback(fleet.close)
     await stack.enter_async_context(tasks)  # left before the fleet closes what the tasks use
-    pool = StandbyPool(fleet, replace(settings.sizing, least=0), Footprints(fleet, lambda: zygote.pid), settings.cores)
+    pool = StandbyPool(
+        fleet, replace(settings.sizing, minimum=0), Footprints(fleet, lambda: zygote.pid), settings.cores
+    )
     device = CpuShare(settings.cores, settings.threads_cap, settings.kv_bytes)
     actuator = LocalActuator(fleet, pool, services.feed, device, settings.drain_s, settings.term_s)
     adopter = Adopter(services.directory, fleet, pool, actuator, services.feed, lambda _: False)

@@ -58,7 +58,7 @@ class ClusterSettings:
     @property
     def unpooled_devices(self) -> int | None:
         """Return the devices that are left for pods outside of pools; None if devices are unbounded."""
-        return None if self.devices is None else self.devices - sum(each.most for each in self.pools.pools)
+        return None if self.devices is None else self.devices - sum(each.maximum for each in self.pools.pools)
 
 
 def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
@@ -142,8 +142,8 @@ def _parse_pool(part: str) -> PoolSpec | None:
     """Return the pool that `part` describes; None if it is malformed."""
     if (read := _POOL.fullmatch(part)) is None:
         return None
-    weight_bytes, waiting, most = (int(each) for each in read.groups()[1:])
-    return PoolSpec(read[1], weight_bytes, waiting, most) if waiting <= most and 0 < most <= MAX_PODS else None
+    weight_bytes, waiting, maximum = (int(each) for each in read.groups()[1:])
+    return PoolSpec(read[1], weight_bytes, waiting, maximum) if waiting <= maximum and 0 < maximum <= MAX_PODS else None
 
 
 def _namespace(value: str) -> str:

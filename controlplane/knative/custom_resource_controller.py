@@ -88,7 +88,7 @@ class CustomResourceController:
         self._failing, self._lines = {}, 0
         if tenants := tuple(self._caches[policy.TENANT].objects.values()):
             with self._isolated("tenants"):
-                held = await self._tenants.every()
+                held = await self._tenants.list_facts()
                 for number, obj in enumerate(tenants, 1):
                     await _yield_every_batch(number)
                     with self._isolated(Ref.of(obj)):
@@ -104,7 +104,7 @@ class CustomResourceController:
                 self._mirrored[ref] = self._render_versions(obj)
         self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models.objects}
         mirrored = [wanted for each in self._mirrored.values() for wanted in each]
-        self._mirror.want(mirrored)
+        self._mirror.set_wanted(mirrored)
         for number, wanted in enumerate(mirrored, 1):
             await _yield_every_batch(number)
             with self._isolated(Ref.of(wanted)):
@@ -138,18 +138,18 @@ class CustomResourceController:
             return
         name, actor = obj["metadata"]["name"], _actor(obj, spec.tenant)
         is_owned = spec.deletion_policy == "Delete"
-        if policy.is_going(obj):
+        if policy.is_being_deleted(obj):
             await self._finalize(obj, (lambda: self._models.delete(actor, spec.tenant, name)) if is_owned else None)
             return
         await self._set_finalizer(obj, is_owned)
-        facts, done = self._models.facts(spec.tenant, name), policy.applied_generation(obj)
+        facts, done = self._models.find_facts(spec.tenant, name), policy.applied_generation(obj)
         if facts is None:
             not_pushed = (policy.applied_condition(NotFound("model", name)), policy.model_ready_condition(None))
             await self._write_conditions(obj, done, not_pushed, **policy.model_status(None))
             return
         drift = policy.model_drift(spec, facts)
         done, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(actor, spec, name, drift))
-        facts = self._models.facts(spec.tenant, name) or facts
+        facts = self._models.find_facts(spec.tenant, name) or facts
         conditions = (
             policy.applied_condition(failure),
             policy.model_ready_condition(facts),
@@ -171,7 +171,7 @@ class CustomResourceController:
             self._check_namespace(obj, spec.tenant)
         except Refused:
             return []
-        keys = () if policy.is_going(obj) else self._models.versions(spec.tenant, obj["metadata"]["name"])
+        keys = () if policy.is_being_deleted(obj) else self._models.list_versions(spec.tenant, obj["metadata"]["name"])
         owner = {
             "apiVersion": obj["apiVersion"],
             "kind": obj["kind"],
@@ -183,9 +183,9 @@ class CustomResourceController:
         return [_mirrored(key, obj["metadata"]["namespace"], owner) for key in keys]
 
     async def _reconcile_version(self, wanted: Json) -> None:
-        seen = self._mirror.seen(Ref.of(wanted))
+        seen = self._mirror.find_observed(Ref.of(wanted))
         spec = wanted["spec"]
-        status = self._models.version(VersionKey(spec["tenant"], spec["model"], spec["version"]))
+        status = self._models.version_status(VersionKey(spec["tenant"], spec["model"], spec["version"]))
         if seen is not None and status is not None:
             await self._write_status(seen, status)
 
@@ -201,13 +201,13 @@ class CustomResourceController:
             return
         name, actor = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
         is_owned = spec.deletion_policy == "Delete"
-        if policy.is_going(obj):
+        if policy.is_being_deleted(obj):
             await self._finalize(obj, (lambda: self._tenants.delete(actor, name)) if is_owned else None)
             return
         await self._set_finalizer(obj, is_owned)
         done, failure = await self._apply_spec(obj, lambda: self._tenants.apply_spec(actor, spec, name, facts))
         if done != policy.applied_generation(obj) or failure is not None:
-            facts = (await self._tenants.every()).get(name)
+            facts = (await self._tenants.list_facts()).get(name)
         conditions = [policy.applied_condition(failure), policy.tenant_ready_condition(facts)]
         if facts is not None:
             conditions.append(policy.in_sync_condition(policy.tenant_drift(spec, facts)))
@@ -257,7 +257,9 @@ class CustomResourceController:
     async def _write_conditions(
         self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object
     ) -> None:
-        await self._write_status(obj, policy.status(obj, done, conditions, timestamp(self._clock.wall_s()), **rest))
+        await self._write_status(
+            obj, policy.build_status(obj, done, conditions, timestamp(self._clock.wall_s()), **rest)
+        )
 
     async def _write_status(self, obj: Json, status: Mapping[str, object]) -> None:
         # A status is written by name. If the object was recreated meanwhile, this status would claim that the new spec
@@ -281,8 +283,8 @@ class CustomResourceController:
         if (view := self._caches.get(obj["kind"])) is None:
             await call(obj)
             return
-        with view.expecting_response(Ref.of(obj)) as put:
-            put(await call(obj))
+        with view.track_call(Ref.of(obj)) as store:
+            store(await call(obj))
 
 
 async def _yield_every_batch(number: int) -> None:

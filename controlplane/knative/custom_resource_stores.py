@@ -13,7 +13,7 @@ from controlplane.registry.policy.access import TenantState
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.registry.policy.version_lifecycle import VersionState
 from controlplane.registry.registry import Registry
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from controlplane.scaling.policy.scale_settings import ScaleChange
 from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.names import DEFAULT_ALIAS
@@ -25,14 +25,14 @@ from kelvin.contracts.wire import convert
 class ModelResourceStore:
     """Applies and reads models and their versions."""
 
-    changes: Changes
+    operations: AdminOperations
 
     @property
     def registry(self) -> Registry:
         """Return the registry of models."""
-        return self.changes.registry
+        return self.operations.registry
 
-    def facts(self, tenant: str, name: str) -> ModelFacts | None:
+    def find_facts(self, tenant: str, name: str) -> ModelFacts | None:
         """Return the facts of a model; None if it was never pushed."""
         try:
             model = self.registry.model(tenant, name)
@@ -46,24 +46,24 @@ class ModelResourceStore:
             scale={field: getattr(model.scale, field) for field in policy.Scale.__struct_fields__},
             is_servable=version is not None and version.state is VersionState.READY,
             versions=len(model.live_versions),
-            replicas=sum(self.changes.replicas.ready(each.key) for each in model.versions),
+            replicas=sum(self.operations.replicas.ready_count(each.key) for each in model.versions),
         )
 
     async def apply_spec(self, actor: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
         """Apply the fields that differ. In this order no step undoes another: a deploy ends a split. Raises Refused."""
         if any(field.startswith("scale") for field in drift):
             change = _checked(spec.scale, ScaleChange, "spec.scale")
-            await self.changes.scale(actor, spec.tenant, name, change)
+            await self.operations.scale(actor, spec.tenant, name, change)
         if spec.prod is not None and "prod" in drift:
-            await self.changes.deploy(actor, spec.tenant, name, spec.prod)
+            await self.operations.deploy(actor, spec.tenant, name, spec.prod)
         if spec.split and ("split" in drift or "prod" in drift):
-            await self.changes.split(actor, spec.tenant, name, spec.split)
+            await self.operations.split(actor, spec.tenant, name, spec.split)
 
     async def delete(self, actor: Actor, tenant: str, name: str) -> None:
         """Delete the model with all its versions, even if they run. Raises Refused(ModelNotFound)."""
-        await self.changes.delete_model(actor, tenant, name, force=True)
+        await self.operations.delete_model(actor, tenant, name, force=True)
 
-    def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
+    def list_versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
         """Return the model's versions that are not deleted; none if the model is unknown."""
         try:
             model = self.registry.model(tenant, name)
@@ -71,7 +71,7 @@ class ModelResourceStore:
             return ()
         return tuple(version.key for version in model.live_versions)
 
-    def version(self, key: VersionKey) -> dict[str, object] | None:
+    def version_status(self, key: VersionKey) -> dict[str, object] | None:
         """Return the status of a version; None if it is gone."""
         found = self.registry.find(key)
         if found is None:
@@ -80,7 +80,7 @@ class ModelResourceStore:
         return {
             "state": str(version.state),
             "prod": model.aliases.get(DEFAULT_ALIAS) == key.version,
-            "readyReplicas": self.changes.replicas.ready(key),
+            "readyReplicas": self.operations.replicas.ready_count(key),
         }
 
 
@@ -88,11 +88,11 @@ class ModelResourceStore:
 class TenantResourceStore:
     """Applies and reads tenants and their limits."""
 
-    changes: Changes
+    operations: AdminOperations
 
-    async def every(self) -> dict[str, TenantFacts]:
+    async def list_facts(self) -> dict[str, TenantFacts]:
         """Return the facts of all tenants by name. Raises Refused(Unavailable)."""
-        found = await self.changes.tenants.all_tenants(self.changes.clock.wall_s())
+        found = await self.operations.tenants.all_tenants(self.operations.clock.wall_s())
         return {
             tenant.tenant: TenantFacts(
                 suspended=tenant.state is TenantState.SUSPENDED,
@@ -104,18 +104,18 @@ class TenantResourceStore:
 
     async def apply_spec(self, actor: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         """Create the tenant if it does not exist, then apply the fields that differ. Raises Refused."""
-        now_s, limits = self.changes.clock.wall_s(), _checked(spec.limits, SetLimits, "spec.limits")
+        now_s, limits = self.operations.clock.wall_s(), _checked(spec.limits, SetLimits, "spec.limits")
         if facts is None:
-            await self.changes.tenants.create(actor, name, now_s)
+            await self.operations.tenants.create(actor, name, now_s)
             facts = TenantFacts(suspended=False, limits={}, models=0)
         if news := {field: value for field, value in limits.items() if facts.limits.get(field) != value}:
-            await self.changes.tenants.set_limits(actor, name, news, now_s)
+            await self.operations.tenants.set_limits(actor, name, news, now_s)
         if spec.suspended not in (None, facts.suspended):
-            await (self.changes.suspend if spec.suspended else self.changes.resume)(actor, name)
+            await (self.operations.suspend if spec.suspended else self.operations.resume)(actor, name)
 
     async def delete(self, actor: Actor, name: str) -> None:
         """Delete the tenant. Raises Refused: NotFound; Conflict while it has models or keys."""
-        await self.changes.delete_tenant(actor, name, force=False)
+        await self.operations.delete_tenant(actor, name, force=False)
 
 
 def _checked(declared: Patch, kind: type[Patch], what: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.knative.apply.applier import Applier
-from controlplane.knative.apply.cluster import Busy, ClusterApi, Conflict, Json, Ref, Unreachable
+from controlplane.knative.apply.cluster import Busy, ClusterApi, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.apply.object_cache import UidTracker, follow
 from controlplane.knative.policy.apply_steps import owner_of
 from controlplane.knative.policy.knative_service import namespace_of
@@ -36,7 +36,7 @@ from controlplane.registry.policy.domain import Model, VersionKey
 from controlplane.registry.policy.domain import Version as ModelVersion
 from controlplane.registry.registry import Registry
 from controlplane.scaling.kpa.minimums import Minimums
-from controlplane.scaling.kpa.takeover import Takeover
+from controlplane.scaling.kpa.report_coverage import ReportCoverage
 from controlplane.scaling.policy.replacement_steps import previous_versions, recently_ready_versions
 from controlplane.scaling.policy.scale_settings import ScaleSettings
 from controlplane.scaling.policy.start_problem import problem_from_failure
@@ -50,7 +50,7 @@ SERVICE_API: Final = "serving.knative.dev/v1"
 SLICE_API: Final = "discovery.k8s.io/v1"
 NAMESPACE_WAIT_S: Final = 2.0  # longest wait for the first probe of a namespace
 REFUSAL_POLL_S: Final = 2.0  # between two checks for refused objects
-TRANSIENT: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # refusals that may pass
+TRANSIENT: Final = {each.reason for each in (Busy, WriteConflict, Unreachable)}  # refusals that may pass
 TRANSIENT_S: Final = 30.0  # a transient refusal that lasts longer fails the waiting requests
 ROLLOUT_STALL_POLLS: Final = 15  # times REFUSAL_POLL_S, between two checks of a stalled roll-out
 
@@ -99,22 +99,27 @@ class KnativeController:
         self._begin()
 
     def __repr__(self) -> str:
-        return f"<KnativeController {self._version_status!r} {self._pods!r} {self._converger!r}>"
+        return f"<KnativeController {self._version_status!r} {self._pods!r} {self._applier!r}>"
 
     def _begin(self) -> None:
         """Forget the wanted Services. Published facts stay until all is seen again, start problems until they end."""
         self.synced.clear()
-        self._pools.begin()
-        self._converger = Applier(
-            self._api, SERVICE_API, "Service", self._clock, self._renderer.own, on_changed=self._service_changed
+        self._pools.reset_view()
+        self._applier = Applier(
+            self._api,
+            SERVICE_API,
+            "Service",
+            self._clock,
+            self._renderer.own_namespace,
+            on_changed=self._service_changed,
         )
         self._rollout = Rollout(
-            self._converger.seen, self._version_status.failure_of, self._pods, self._clock, self._renderer.own,
-            self._renderer.cluster.features,
+            self._applier.find_observed, self._version_status.failure_of, self._pods, self._clock,
+            self._renderer.own_namespace, self._renderer.cluster.features,
         )  # fmt: skip
-        self._outcomes.behind = {}
+        self._outcomes.images_behind = {}
         self._overlap = False  # an old version of some model still serves
-        self._takeover = Takeover(self._feed.reader_names)
+        self._report_coverage = ReportCoverage(self._feed.reader_names)
         self._without_minimum: frozenset[str] = frozenset()  # tenants without minimums at the last check
         self._render_failures: dict[VersionKey, Failure] = {}  # of the last rendering of all versions
         self._refused_since_s: dict[VersionKey, float] = {}
@@ -122,7 +127,7 @@ class KnativeController:
 
     def refusals(self) -> Counter[str]:
         """Return how many objects differ from their wanted state, by reason (one word)."""
-        return Counter(each.reason for each in self._converger.refusals().values())
+        return Counter(each.reason for each in self._applier.refusals().values())
 
     # -- as `Scaler` --
 
@@ -140,7 +145,7 @@ class KnativeController:
         self._pools.stop(keys)
         self.tick()
 
-    def meanwhile(self, model: Model) -> dict[str, str]:
+    def find_previous_versions(self, model: Model) -> dict[str, str]:
         """Return for each newly named version the previous one, by when their Services became ready."""
         live_versions = [version.key for version in model.live_versions]
         named = [key for key in live_versions if key.version in model.named]
@@ -168,14 +173,14 @@ class KnativeController:
         self._begin()
         revisions, slices = asyncio.Event(), asyncio.Event()
         async with Loops() as loops, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._converger.run(), name="converge")
+            tasks.create_task(self._applier.run(), name="converge")
             tasks.create_task(
                 follow(
                     self._api,
                     SERVICE_API,
                     "Revision",
                     OURS_SELECTOR,
-                    self._version_status.revision,
+                    self._version_status.on_revision,
                     revisions,
                     self._revisions,
                 )
@@ -185,13 +190,15 @@ class KnativeController:
             )
             loops.start("node waits", self.node_forecasts.run)
             loops.start("tenant spaces", self._namespaces.run)
-            for first in (self._converger.synced, revisions, slices):
+            for first in (self._applier.synced, revisions, slices):
                 await first.wait()
-            for ref in [Ref(SERVICE_API, "Service", *place) for place in self._version_status.places()]:
-                if self._converger.seen(ref) is None:
+            for ref in [
+                Ref(SERVICE_API, "Service", *object_name) for object_name in self._version_status.service_names()
+            ]:
+                if self._applier.find_observed(ref) is None:
                     self._service_changed(ref)  # it was deleted while no watch ran
             await self._pools.adopt()
-            self._takeover.begin(self._now_s())
+            self._report_coverage.start(self._now_s())
             self._models.republish_meanwhile()
             self.synced.set()
             loops.start("pools", self._pools.run)
@@ -208,25 +215,26 @@ class KnativeController:
             self._models.republish_meanwhile()
             models = self._models.all_models()
             self._overlap = any(
-                model.meanwhile or (len(model.versions) > 1 and not self._is_takeover_over(model)) for model in models
+                model.meanwhile or (len(model.versions) > 1 and not self._is_report_window_over(model))
+                for model in models
             )
             every = versions_with_service(
-                models, self._has_service, self._is_ready, self._has_ready_pod, self._is_takeover_over
+                models, self._has_service, self._is_ready, self._has_ready_pod, self._is_report_window_over
             )
             own, lacking = self._select_placeable(
                 each for each in every if not self._pools.pooled_models.is_pooled(*each)
             )
-            objects, failed = self._renderer.objects(own, self._has_no_minimum)
+            objects, failed = self._renderer.render_all(own, self._has_no_minimum)
             failed |= lacking
             # Set this before anything that may fail: `_roll_out` continues with these renderings, and must know the
             # failed ones.
             self._render_failures = failed
-            self._rollout.render(objects, self._renderer.places)
+            self._rollout.set_rendered(objects, self._renderer.key_by_service)
             self._choose_rollout()
-            self._converger.want(self._wanted_services())
+            self._applier.set_wanted(self._wanted_services())
             for key, failure in failed.items():
                 if self._published_failures.get(key) != failure:
-                    self._version_status.fail(key, failure)
+                    self._version_status.fail_version(key, failure)
             for key in self._published_failures.keys() - failed.keys():
                 self._outcomes.clear_problem(key, problem_from_failure(self._published_failures[key]).reason)
             self._published_failures = failed
@@ -237,12 +245,12 @@ class KnativeController:
             await self._rollout_changed.wait()
             self._rollout_changed.clear()
             if self._choose_rollout():
-                self._converger.want(self._wanted_services())
+                self._applier.set_wanted(self._wanted_services())
 
     def _choose_rollout(self) -> bool:
         """Choose the next Services of the roll-out. Return whether the wanted Services may have changed."""
-        is_changed = self._rollout.choose(self._converger.refusals())
-        self._outcomes.behind = self._rollout.behind
+        is_changed = self._rollout.choose(self._applier.refusals())
+        self._outcomes.images_behind = self._rollout.images_behind
         return is_changed
 
     def _wanted_services(self) -> Iterator[Json]:
@@ -252,10 +260,10 @@ class KnativeController:
         for key in self._render_failures:
             if self._has_service(key):
                 ref = Ref(SERVICE_API, "Service", *namespaced_service_name(key, self._renderer.cluster))
-                seen = self._converger.seen(ref)
+                seen = self._applier.find_observed(ref)
                 if ref not in self._rollout.chosen and seen is not None:
                     yield unchanged_service(seen)
-        yield from filter(self._is_placed, self._pools.objects())
+        yield from filter(self._is_placed, self._pools.services())
 
     def _select_placeable(
         self, every: Iterable[tuple[Model, ModelVersion]]
@@ -270,23 +278,23 @@ class KnativeController:
             try:
                 namespace, name = namespaced_service_name(key, self._renderer.cluster)
             except Refused:
-                namespace = self._renderer.own
-            if namespace == self._renderer.own:
+                namespace = self._renderer.own_namespace
+            if namespace == self._renderer.own_namespace:
                 placed.append((model, version))  # rendering refuses it with the reason
                 continue
             namespaces.add(namespace)
             is_complete = self._namespaces.is_complete(namespace, key.tenant)
-            if is_complete or self._converger.seen(Ref(SERVICE_API, "Service", namespace, name)) is not None:
+            if is_complete or self._applier.find_observed(Ref(SERVICE_API, "Service", namespace, name)) is not None:
                 placed.append((model, version))
             elif (failure := self._namespaces.failure(namespace, key.tenant)) is not None:
                 lacking[key] = failure
-        self._namespaces.retain(namespaces | {namespace for namespace, _ in self._pools.places()})
+        self._namespaces.retain(namespaces | {namespace for namespace, _ in self._pools.service_names()})
         return placed, lacking
 
     def _is_placed(self, obj: Json) -> bool:
         """Return whether a pool's Service exists or may be created."""
         ref = Ref.of(obj)
-        return self._namespaces.is_complete(ref.namespace or "", "") or self._converger.seen(ref) is not None
+        return self._namespaces.is_complete(ref.namespace or "", "") or self._applier.find_observed(ref) is not None
 
     async def find_start_obstacle(self, tenant: str) -> StartProblem | None:
         """Return what the tenant's namespace lacks to start versions; None if nothing, or not known in time."""
@@ -302,7 +310,9 @@ class KnativeController:
     async def _publish_refusals(self) -> None:
         for beat in count():
             await self._clock.sleep(REFUSAL_POLL_S)
-            is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % ROLLOUT_STALL_POLLS == 0)
+            is_roll_out_due = self._rollout.is_moving or (
+                self._rollout.images_behind and beat % ROLLOUT_STALL_POLLS == 0
+            )
             without_minimum = frozenset(
                 model.tenant
                 for model in self._models.all_models()
@@ -315,7 +325,9 @@ class KnativeController:
                 self._rollout_changed.set()
             refused = self._find_refused()
             for key in sorted(refused - self._published_refusals):
-                self._version_status.fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
+                self._version_status.fail_version(
+                    key, StartFailed("the cluster does not take its Service", "refused_object")
+                )
             for key in sorted(self._published_refusals - refused):
                 self._outcomes.clear_problem(key, "refused_object")
             self._published_refusals = refused
@@ -325,8 +337,10 @@ class KnativeController:
         TRANSIENT_S.
         """
         now_s, why = self._now_s(), dict[VersionKey, str]()
-        for ref, refusal in self._converger.refusals().items():
-            if (key := self._renderer.places.get(ref.place)) is not None and self._find_own(ref) is None:
+        for ref, refusal in self._applier.refusals().items():
+            if (key := self._renderer.key_by_service.get(ref.namespaced_name)) is not None and self._find_own(
+                ref
+            ) is None:
                 why[key] = refusal.reason
         self._refused_since_s = {key: self._refused_since_s.get(key, now_s) for key in why}
         return {
@@ -338,24 +352,24 @@ class KnativeController:
     # -- observed objects --
 
     def _service_changed(self, ref: Ref) -> None:
-        place, obj = ref.place, self._find_own(ref)
-        if self._pools.service(place, obj):
+        object_name, obj = ref.namespaced_name, self._find_own(ref)
+        if self._pools.on_service(object_name, obj):
             return
-        before, found = self._version_status.service(place, obj, is_new=self.synced.is_set())
+        before, found = self._version_status.on_service(object_name, obj, is_new=self.synced.is_set())
         if (before is None) != (found is None) or (before and found and bool(before.ready) != bool(found.ready)):
             self._changed.set()  # an old version may be removed now
         elif before and found and before.ready != found.ready:
             self._rollout_changed.set()
 
-    def _slice(self, place: NamespacedName, obj: Json | None) -> None:
+    def _slice(self, object_name: NamespacedName, obj: Json | None) -> None:
         found = None if obj is None else parse_slice_pods(obj)
-        self._pools.slice(place, found)
-        self._version_status.slice(place, found)
+        self._pools.on_slice(object_name, found)
+        self._version_status.on_slice(object_name, found)
 
     def _find_own(self, ref: Ref) -> Json | None:
         """Return the object as it was last seen; None if another installation owns it."""
-        obj = self._converger.seen(ref)
-        return obj if obj is None or owner_of(obj) in (None, self._renderer.own) else None
+        obj = self._applier.find_observed(ref)
+        return obj if obj is None or owner_of(obj) in (None, self._renderer.own_namespace) else None
 
     def _has_service(self, key: VersionKey) -> bool:
         return self._version_status.find(key) is not None
@@ -367,11 +381,11 @@ class KnativeController:
         """Return since when the version has been ready; None if it never was. A version of a pool always was."""
         return -inf if self._pools.pooled_models.find(key) is not None else self._version_status.ready_since_s(key)
 
-    def _is_takeover_over(self, model: Model) -> bool:
-        return self._takeover.is_window_over(model, self._now_s())
+    def _is_report_window_over(self, model: Model) -> bool:
+        return self._report_coverage.is_window_over(model, self._now_s())
 
     def _has_ready_pod(self, key: VersionKey) -> bool:
-        return self._pods.ready(key) > 0
+        return self._pods.ready_count(key) > 0
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / 1e6

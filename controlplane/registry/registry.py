@@ -40,7 +40,7 @@ from controlplane.registry.registry_rows import (
     set_stops,
 )
 from controlplane.registry.tenant_store import DELIVERY_LIMIT_S
-from controlplane.scaling.policy.scale_settings import ScaleSettings, changed
+from controlplane.scaling.policy.scale_settings import ScaleSettings, apply_change
 from kelvin.contracts.artifact_errors import NON_CHUNK_CODES
 from kelvin.contracts.errors import Conflict, ModelNotFound, Refused
 from kelvin.contracts.names import DEFAULT_ALIAS, require_dns_label
@@ -295,7 +295,7 @@ class Registry:
         """
         async with self._write_lock:
             found = self.model(tenant, model)
-            after = replace(found, scale=changed(found.scale, change))
+            after = replace(found, scale=apply_change(found.scale, change))
             if change.get("min"):
                 after = _without_stops(after, {version.registration.version for version in found.versions})
 

@@ -25,11 +25,11 @@ class ReplicaLookup(Protocol):
         """Return the version's replicas in any state, the oldest first."""
         ...
 
-    def ready(self, key: VersionKey) -> int:
+    def ready_count(self, key: VersionKey) -> int:
         """Return how many replicas take requests."""
         ...
 
-    def live(self, key: VersionKey) -> int:
+    def live_count(self, key: VersionKey) -> int:
         """Return how many replicas take requests or will soon."""
         ...
 
@@ -66,10 +66,12 @@ class ReplicaBackend:
 
     replicas: ReplicaLookup
     outcomes: StartOutcomes
-    decider: Scaler
+    scaler: Scaler
     jobs: PushJobs
-    ready: Callable[[], Awaitable[bool]]
-    status: Callable[[tuple[ModelStatus, ...]], Awaitable[Status]]  # for operators: the installation with these models
+    is_ready: Callable[[], Awaitable[bool]]
+    build_status: Callable[
+        [tuple[ModelStatus, ...]], Awaitable[Status]
+    ]  # for operators: the installation with these models
     record_answers: Callable[[tuple[RequestRecord, ...]], None]  # called with requests that have ended
     # Returns the ids of the replicas that are alive. None if this backend does not know them.
     find_live_replicas: Callable[[], Collection[str]] | None

@@ -11,7 +11,14 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 from controlplane.registry.policy.domain import VersionKey
-from controlplane.scaling.policy.replica_lifecycle import LIVE, SERVING, SLEEPING, ReplicaEvent, ReplicaState, move
+from controlplane.scaling.policy.replica_lifecycle import (
+    LIVE,
+    SERVING,
+    SLEEPING,
+    ReplicaEvent,
+    ReplicaState,
+    next_state,
+)
 from kelvin.contracts.errors import Failure
 from kelvin.contracts.serving.control_messages import ReplicaRow
 from kelvin.contracts.timeline import StageSpan
@@ -48,26 +55,26 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A replica that was requested at `requested_us` and has no process yet. If `after` is set, it takes over that
-    process's slot; while the process lives, it has none of its own.
+    """A replica that was requested at `requested_us` and has no process yet. If `predecessor` is set, it takes over
+    that process's slot; while the process lives, it has none of its own.
     """
 
     number: int
     key: VersionKey
     requested_us: int
-    after: str | None = None
+    predecessor: str | None = None
 
 
 class ReplicaListener(Protocol):
     """Callbacks on replica state changes. Called on the event loop; must not block."""
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         """A replica takes requests from now on."""
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         """A start of the version ended without a replica."""
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         """A process that had a version is dead, expected or not. `replica` has its last state."""
 
 
@@ -102,7 +109,7 @@ class ReplicaTable:
         """Return how many device slots are taken: by starts, by processes with a version that do not sleep, and by
         unknown processes.
         """
-        known = sum(start.after not in self._replicas for start in self._starts.values())
+        known = sum(start.predecessor not in self._replicas for start in self._starts.values())
         known += sum(each.holds_slot for each in self._replicas.values())
         return min(known + self.unknown_processes, max(known, self.slots))  # some of the unknown ones are standbys
 
@@ -115,7 +122,7 @@ class ReplicaTable:
         """Return the version's processes in any state, the oldest first."""
         return tuple(self._replicas[runtime_id] for runtime_id in self._by_key.get(key, ()))
 
-    def keys(self) -> tuple[VersionKey, ...]:
+    def active_versions(self) -> tuple[VersionKey, ...]:
         """Return the versions that have a process or a start."""
         return tuple({**self._by_key, **{start.key: None for start in self._starts.values()}})
 
@@ -127,26 +134,26 @@ class ReplicaTable:
         """Return whether the version has a process in any state, or a start without one."""
         return bool(self.replicas_of(key) or self.starts_of(key))
 
-    def ready(self, key: VersionKey) -> int:
+    def ready_count(self, key: VersionKey) -> int:
         """Return how many replicas take requests."""
         return sum(replica.state in SERVING for replica in self.replicas_of(key))
 
-    def live(self, key: VersionKey) -> int:
+    def live_count(self, key: VersionKey) -> int:
         """Return how many replicas take requests or will: starts and restores count."""
         return len(self.starts_of(key)) + sum(replica.state in LIVE for replica in self.replicas_of(key))
 
     def starting_count(self, key: VersionKey) -> int:
         """Return how many replicas will take requests: starts and restores."""
-        return self.live(key) - sum(replica.state is ReplicaState.READY for replica in self.replicas_of(key))
+        return self.live_count(key) - sum(replica.state is ReplicaState.READY for replica in self.replicas_of(key))
 
-    def leaving(self) -> int:
+    def leaving_count(self) -> int:
         """Return how many slots will come free for any version: their processes drain, end or are being replaced.
 
         Unknown processes count, too: a version that needs a slot waits until their state is known.
         """
-        heirs = sum(start.after in self._replicas for start in self._starts.values())
+        successors = sum(start.predecessor in self._replicas for start in self._starts.values())
         held = sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values())
-        return self.unknown_processes + held - heirs
+        return self.unknown_processes + held - successors
 
     def count(self, state: ReplicaState) -> int:
         """Return how many processes are in that state."""
@@ -160,11 +167,11 @@ class ReplicaTable:
         if replica.key is not None:
             self._by_key.setdefault(replica.key, {})[replica.runtime_id] = None
 
-    def add_start(self, key: VersionKey, requested_us: int, after: str | None = None) -> Start:
-        """Accept a start. It takes a free slot, or later the slot of the runtime `after`. Raises NoSlot."""
-        if after is None and self.held_slots >= self.slots:
+    def add_start(self, key: VersionKey, requested_us: int, predecessor: str | None = None) -> Start:
+        """Accept a start. It takes a free slot, or later the slot of the runtime `predecessor`. Raises NoSlot."""
+        if predecessor is None and self.held_slots >= self.slots:
             raise NoSlot
-        start = Start(next(self._start_numbers), key, requested_us, after)
+        start = Start(next(self._start_numbers), key, requested_us, predecessor)
         self._starts[start.number] = start
         return start
 
@@ -174,47 +181,49 @@ class ReplicaTable:
         return tuple(sorted((each for each in candidates if each.state in SLEEPING), key=lambda each: each.since_us))
 
     def wake(self, runtime_id: str, now_us: int) -> Replica:
-        """Give a slot to a sleeping process; one that still falls asleep has its own. Raises NoSlot, IllegalMove."""
+        """Give a slot to a sleeping process; one that falls asleep still has its own. Raises NoSlot, and
+        IllegalReplicaEvent in other states.
+        """
         if self._replicas[runtime_id].state in SLEEPING and self.held_slots >= self.slots:
             raise NoSlot
-        return self._move(runtime_id, ReplicaEvent.WAKE, now_us)
+        return self._apply_event(runtime_id, ReplicaEvent.WAKE, now_us)
 
     def is_pending(self, start: Start) -> bool:
         """Return whether the start still waits for a process."""
         return start.number in self._starts
 
-    def abandon(self, start: Start) -> None:
+    def cancel_start(self, start: Start) -> None:
         """Cancel the start and free its slot. Does nothing if it is no longer pending."""
         self._starts.pop(start.number, None)
 
     def bind(self, start: Start, runtime_id: str, now_us: int, device_class: str) -> Replica:
-        """Give the start's version and slot to a standby. Raises IllegalMove; KeyError if the start is not pending;
-        ValueError while the process `start.after` lives.
+        """Give the start's version and slot to a standby. Raises IllegalReplicaEvent; KeyError if the start is not
+        pending; ValueError while the process `start.predecessor` lives.
         """
-        if start.after in self._replicas:
-            raise ValueError(f"the slot is held by {start.after}")
+        if start.predecessor in self._replicas:
+            raise ValueError(f"the slot is held by {start.predecessor}")
         replica = self._replicas[runtime_id]
-        state = move(replica.state, ReplicaEvent.BIND)
+        state = next_state(replica.state, ReplicaEvent.BIND)
         del self._starts[start.number]
-        after = replace(replica, state=state, since_us=now_us, key=start.key, device_class=device_class)
-        self._replicas[runtime_id] = after
+        moved = replace(replica, state=state, since_us=now_us, key=start.key, device_class=device_class)
+        self._replicas[runtime_id] = moved
         self._by_key.setdefault(start.key, {})[runtime_id] = None
-        return after
+        return moved
 
-    def move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
-        """Apply an event other than BIND and WAKE. If it is not allowed, raises IllegalMove and changes nothing."""
+    def apply_event(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
+        """Apply an event other than BIND and WAKE. Raises IllegalReplicaEvent, and then changes nothing."""
         if event in (ReplicaEvent.BIND, ReplicaEvent.WAKE):
             raise ValueError(f"a {event} needs its slot")
-        return self._move(runtime_id, event, now_us, **changes)
+        return self._apply_event(runtime_id, event, now_us, **changes)
 
-    def _move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
+    def _apply_event(self, runtime_id: str, event: ReplicaEvent, now_us: int, **changes: Any) -> Replica:
         replica = self._replicas[runtime_id]
         changes["ends_asleep"] = event is ReplicaEvent.END and replica.state in SLEEPING
-        after = replace(replica, state=move(replica.state, event), since_us=now_us, **changes)
-        if after.key != replica.key:
+        moved = replace(replica, state=next_state(replica.state, event), since_us=now_us, **changes)
+        if moved.key != replica.key:
             raise ValueError("a key comes with a bind only")
-        self._replicas[runtime_id] = after
-        return after
+        self._replicas[runtime_id] = moved
+        return moved
 
     def remove(self, runtime_id: str) -> Replica | None:
         """Remove a dead process, which frees its slot. Return its last state; None if it is unknown."""

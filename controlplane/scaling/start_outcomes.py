@@ -46,7 +46,9 @@ class StartOutcomes:
         self._feed = feed
         self._tasks = tasks
         self._last: dict[VersionKey, LastRestore] = {}
-        self.behind: Mapping[VersionKey, ImageBehind] = {}  # cluster only: versions that still run an older image
+        self.images_behind: Mapping[
+            VersionKey, ImageBehind
+        ] = {}  # cluster only: versions that still run an older image
         self._exits: dict[VersionKey, int] = {}  # last bad exit status since a replica was ready
         # Runtimes that ended unexpectedly and have no lifetime record yet.
         self._awaited_exit_records: deque[str] = deque(maxlen=MAX_AWAITED_EXIT_RECORDS)
@@ -106,7 +108,7 @@ class StartOutcomes:
             if key in self._last:
                 self._exits[key] = record.exit_status
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         """Record a restore that succeeded: the version's bytes are good."""
         assert replica.key is not None
         self._record_attempt(replica.key, LastRestore(replica.restore, None))
@@ -114,7 +116,7 @@ class StartOutcomes:
         self.clear_problem(replica.key)
         self._record_version_event(replica.key, VersionEvent.RESTORED, None)
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         """Record a restore that failed. The version is marked broken only if the failure is about its bytes."""
         self._record_attempt(key, LastRestore((), (failure.code, failure.message)))
         problem = problem_from_failure(failure)
@@ -124,7 +126,7 @@ class StartOutcomes:
         if is_version_fault(failure.code):
             self._record_version_event(key, VersionEvent.FOUND_BROKEN, failure.code)
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         """Expect a lifetime record if the replica ended unexpectedly. A death does not blame the version's bytes."""
         if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING):
             self._awaited_exit_records.append(replica.runtime_id)

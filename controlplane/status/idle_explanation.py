@@ -10,7 +10,7 @@ from controlplane.scaling.policy.breakeven import (
     Level,
     LevelChange,
     LevelPrice,
-    by_length,
+    gap_histogram,
     next_level_change,
     optimal_pause_cost,
     pause_cost,
@@ -73,7 +73,7 @@ class Pauses(Wire, frozen=True):
 
     count: int
     mean_s: float | None
-    by_length: dict[str, int]
+    gap_histogram: dict[str, int]
     by_break_even: float
     throughout: dict[str, float]
     with_foresight: float
@@ -133,8 +133,8 @@ def _version(
     level, since_us, device_class = _level(table, key)
     find_prices = warmth_cost.find_prices(model, version, device_class)
     steps, idle_s = plan_levels(find_prices.level_prices), autoscaler.idle_gaps.idle_s(key, now_us / 1e6)
-    least = autoscaler.least(model, version)
-    after = None if idle_s is None else _next_level(model, version, least, level, steps, idle_s)
+    minimum = autoscaler.effective_minimum(model, version)
+    after = None if idle_s is None else _next_level(model, version, minimum, level, steps, idle_s)
     restores = {
         Level.WARM: RestoreTime(0.0, 0),
         Level.ASLEEP: find_prices.wake,
@@ -165,16 +165,17 @@ def _version(
                 level=rung.level,
                 hold=rung.hold,
                 wake_s=restores[rung.level].seconds,
-                seen=restores[rung.level].seen,
+                seen=restores[rung.level].samples,
                 wake=rung.wake,
                 from_s=from_s.get(rung.level),
             )
             for rung in find_prices.level_prices
         ),
         fetches=tuple(
-            Fetch(tier=tier, seconds=mean.seconds, seen=mean.seen) for tier, mean in warmth_cost.fetches(key).items()
+            Fetch(tier=tier, seconds=mean.seconds, seen=mean.samples)
+            for tier, mean in warmth_cost.fetch_times(key).items()
         ),
-        pauses=_pauses(autoscaler.idle_gaps.of(key), find_prices.level_prices, steps),
+        pauses=_pauses(autoscaler.idle_gaps.gaps_of(key), find_prices.level_prices, steps),
     )
 
 
@@ -189,10 +190,10 @@ def _level(table: ReplicaTable, key: VersionKey) -> tuple[Level, int | None, str
 
 
 def _next_level(
-    model: Model, version: Version, least: int, level: Level, steps: Sequence[LevelChange], idle_s: float
+    model: Model, version: Version, minimum: int, level: Level, steps: Sequence[LevelChange], idle_s: float
 ) -> LevelChange | None:
-    """Return the level that follows without further requests; None for none. `least` is the minimum that holds now."""
-    if level is Level.ZERO or least:
+    """Return the level that follows without further requests; None for none. `minimum` is the one that holds now."""
+    if level is Level.ZERO or minimum:
         return None
     patience_s = model.scale.window_s + model.scale.grace_s
     if version.registration.version not in model.named:
@@ -214,7 +215,7 @@ def _pauses(idle_gaps: Sequence[float], level_prices: Sequence[LevelPrice], step
     return Pauses(
         count=len(idle_gaps),
         mean_s=sum(idle_gaps) / len(idle_gaps) if idle_gaps else None,
-        by_length={str(bound): count for bound, count in by_length(idle_gaps).items()},
+        gap_histogram={str(bound): count for bound, count in gap_histogram(idle_gaps).items()},
         by_break_even=sum(pause_cost(level_prices, steps, gap_s) for gap_s in idle_gaps),
         throughout={rung.level: sum(rung.hold * gap_s + rung.wake for gap_s in idle_gaps) for rung in level_prices},
         with_foresight=sum(optimal_pause_cost(level_prices, gap_s) for gap_s in idle_gaps),

@@ -54,8 +54,8 @@ def pool_status(pool: StandbyPool) -> PoolStatus:
     return PoolStatus(
         device=seen.device,
         wanted=seen.size.wanted,
-        why=seen.size.why,
-        kept=seen.kept,
+        why=seen.size.reason,
+        kept=seen.kept_count,
         parked=seen.parked,
         forking=seen.forked,
         target=pool.sizing.target,
@@ -112,14 +112,14 @@ def _version_status(model: Model, version: Version, replicas: ReplicaLookup, out
         last_restore=_restore_status(outcomes.last_attempt(key)),
         start_problem=outcomes.problem(key),
         last_death=outcomes.last_death(key),
-        image_behind=outcomes.behind.get(key),
+        image_behind=outcomes.images_behind.get(key),
     )
 
 
 def _state(replicas: ReplicaLookup, key: VersionKey) -> str:
-    if replicas.ready(key):
+    if replicas.ready_count(key):
         return "ready"
-    if replicas.live(key):
+    if replicas.live_count(key):
         return "restoring"
     return next((replica.state.value for replica in replicas.sleepers(key)), "zero")
 

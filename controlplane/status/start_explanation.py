@@ -58,12 +58,12 @@ async def forecast_starts(model: Model, table: ReplicaTable, forecasts: StartFor
 
 async def _start(model: Model, version: Version, table: ReplicaTable, forecasts: StartForecaster) -> StartForecast:
     key, standbys = version.key, table.count(ReplicaState.STANDBY)
-    whereabouts = await forecasts.whereabouts(key)
+    placement = await forecasts.find_placement(key)
     return StartForecast(
         version=key.version,
         aliases=model.aliases_of(key.version),
         standbys=standbys,
-        expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
+        expected=None if placement is None else _expected(key, placement, forecasts, parked=standbys > 0),
         wake_s=next((_wake_time_s(each, version, forecasts) for each in table.sleepers(key)), None),
         past=forecasts.history.forecast_errors(key),
     )
@@ -73,10 +73,10 @@ def _wake_time_s(sleeper: Replica, version: Version, forecasts: StartForecaster)
     return forecasts.estimate_wake_s(version.key, version.registration.total_bytes, Level(sleeper.state))
 
 
-def _expected(key: VersionKey, whereabouts: TierPlacement, forecasts: StartForecaster, *, parked: bool) -> Expected:
-    estimate = forecasts.estimate(key, whereabouts, parked=parked)
+def _expected(key: VersionKey, placement: TierPlacement, forecasts: StartForecaster, *, parked: bool) -> Expected:
+    estimate = forecasts.estimate(key, placement, parked=parked)
     return Expected(
-        known=estimate.known,
+        known=estimate.basis,
         process_s=estimate.process_s,
         bytes_s=estimate.bytes_s,
         lease_s=estimate.steps.lease_s,
@@ -84,6 +84,6 @@ def _expected(key: VersionKey, whereabouts: TierPlacement, forecasts: StartForec
         answer_s=estimate.steps.answer_s,
         ready_s=estimate.ready_s,
         first_token_s=estimate.first_token_s,
-        bytes_by_tier=whereabouts.bytes_by_tier,
-        rates=whereabouts.rates,
+        bytes_by_tier=placement.bytes_by_tier,
+        rates=placement.rates,
     )

@@ -19,7 +19,7 @@ from controlplane.knative.policy.knative_service import (
     ClusterSpec,
     ControlEndpoints,
     PodVersion,
-    service,
+    render_service,
     service_name,
 )
 from controlplane.knative.policy.object_labels import ROLE
@@ -65,7 +65,7 @@ async def test_from_a_registration_to_its_deletion(knative: FakeKnative, tmp_pat
             name = service_name("m", digest("a"))
             await eventually(lambda: knative.services() == {name}, "its Service")
             of = registration()
-            wanted = service(
+            wanted = render_service(
                 PodVersion(
                     tenant="default", model="m", version=of.version, weight_bytes=of.total_bytes, kv_bytes=512 << 20,
                     max_streams=64,

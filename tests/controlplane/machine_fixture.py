@@ -83,13 +83,13 @@ class RecordingListener:
         self.failures: list[tuple[VersionKey, Failure]] = []
         self.deaths: list[Replica] = []
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         self.became_ready.append(replica)
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         self.failures.append((key, failure))
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         self.deaths.append(replica)
 
 
@@ -113,14 +113,14 @@ class LocalMachine:
         self.actuator.apply(key, replicas, asked_us)
         return asked_us
 
-    async def parked(self, count: int = 1) -> None:
+    async def wait_until_parked(self, count: int = 1) -> None:
         """Wait until `count` standbys are parked."""
         await eventually(lambda: self.pool.parked == count, f"{count} parked standbys")
         self.check_integrity()
 
-    async def ready(self, key: VersionKey, count: int = 1) -> None:
+    async def wait_until_ready(self, key: VersionKey, count: int = 1) -> None:
         """Wait until `count` replicas of the version serve."""
-        await eventually(lambda: self.table.ready(key) == count, f"{count} ready replicas of {key}")
+        await eventually(lambda: self.table.ready_count(key) == count, f"{count} ready replicas of {key}")
         self.check_integrity()
 
     def check_integrity(self) -> None:
@@ -151,7 +151,7 @@ async def local(
         zygote = ZygoteClient(directory)
         fleet = Fleet(directory, zygote, table, clock, tasks)
         # The pool has a fixed size unless the test passes a sizing.
-        wish = sizing or PoolSizing(least=standbys, maximum=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
+        wish = sizing or PoolSizing(minimum=standbys, maximum=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
         pool = StandbyPool(fleet, wish, Footprints(fleet, lambda: zygote.pid), cores)
         actuator = LocalActuator(fleet, pool, feed, CpuShare(2, 1, 64 << 20), drain_s, term_s)
         actuator.add_listener(news)

@@ -17,7 +17,7 @@ from tests.process_state import stop
 async def start_stopped_replica(it: LocalMachine, model: str) -> None:
     """Start a replica of the model, then stop its process with SIGSTOP."""
     it.apply(key(model), 1)
-    await it.ready(key(model))
+    await it.wait_until_ready(key(model))
     (replica,) = it.table.replicas_of(key(model))
     stop(replica.pid)
 
@@ -33,7 +33,7 @@ async def check_replaced(it: LocalMachine, model: str) -> None:
     """Wait until the replica has ended, then check that the next start succeeds."""
     await eventually(lambda: not it.table.replicas_of(key(model)), "it is ended")
     it.apply(key(model), 1)
-    await it.ready(key(model))
+    await it.wait_until_ready(key(model))
     assert len(it.run.calls(f"bind:{model}")) == 2
     assert it.news.failures == []
 
@@ -51,7 +51,7 @@ async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> N
     """The replica is draining with a request in flight, then reports nothing more."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(run.calls("drain")) == 1)
         (replica,) = it.table.replicas_of(key("busy"))

@@ -80,7 +80,7 @@ def lets_go_too_soon(spec: ScalingSpec, seen: Observation, memory: KpaState, now
 
 def remembers_an_error(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
     decision = decide(spec, seen, memory, now)
-    return decision if decision.valid else replace(decision, memory=replace(memory, panic_time_s=now))
+    return decision if decision.valid else replace(decision, state=replace(memory, panic_time_s=now))
 
 
 def heeds_a_later_delay(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:

@@ -37,7 +37,7 @@ def properties_of(settings: type[msgspec.Struct], patch: type[msgspec.Struct]) -
     """Return the schemas of the patch's settings by their names in an object, as Kubernetes writes schemas."""
     _, components = msgspec.json.schema_components((settings,))
     stated = components[settings.__name__]["properties"]
-    return {custom_resources.camel(name): dict(_kubernetes(stated[name])) for name in patch.__struct_fields__}
+    return {custom_resources.to_camel_case(name): dict(_kubernetes(stated[name])) for name in patch.__struct_fields__}
 
 
 def _kubernetes(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from controlplane.knative.policy.object_labels import RUNTIME
-from controlplane.knative.policy.pool_service import LISTEN_PORT, NAMESPACE, pool_service
+from controlplane.knative.policy.pool_service import LISTEN_PORT, NAMESPACE, render_pool_service
 from kelvin.contracts.names import require_dns_label
 from tests.manifests import rules
 from tests.manifests.component_effects import ISTIOD, PARKED, settings
@@ -148,7 +148,7 @@ def test_a_pod_that_waits_is_meant() -> None:
     objects = build_with_components("pools", "certificates", "pools-certificates")
     cluster_settings = settings(objects)
     (spec,) = cluster_settings.pools.pools
-    made = pool_service(spec, cluster_settings.pods, 1 << 30)
+    made = render_pool_service(spec, cluster_settings.pods, 1 << 30)
     template = made["spec"]["template"]
     assert (
         made["metadata"]["namespace"]
@@ -164,9 +164,9 @@ def test_a_pod_that_waits_is_meant() -> None:
 def test_what_a_pod_that_waits_mounts_is_asked_for() -> None:
     """The docs name each secret and ConfigMap that the namespace needs. Without one no pod starts."""
     cluster_settings = settings(build_with_components("pools", "verify"))
-    volumes = pool_service(cluster_settings.pools.pools[0], cluster_settings.pods, 1 << 30)["spec"]["template"]["spec"][
-        "volumes"
-    ]
+    volumes = render_pool_service(cluster_settings.pools.pools[0], cluster_settings.pods, 1 << 30)["spec"]["template"][
+        "spec"
+    ]["volumes"]
     named = {each["secret"]["secretName"] for each in volumes if "secret" in each}
     named |= {each["configMap"]["name"] for each in volumes if "configMap" in each}
     assert named == {"kelvin-inner-runtime", "kelvin-trust"}

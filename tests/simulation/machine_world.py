@@ -30,7 +30,7 @@ from controlplane.ledger.running_replicas import watch_lost_replicas
 from controlplane.ledger_check.ledger_verification import verify_all_chains
 from controlplane.registry.feed_hub import FeedEnded
 from controlplane.registry.policy.domain import VersionKey
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from controlplane.scaling.interfaces import ReplicaBackend
 from controlplane.scaling.local.fleet import Fleet
 from controlplane.scaling.local.standby_pool import StandbyPool
@@ -116,7 +116,7 @@ class RunningControlPlane:
     stack: AsyncExitStack
     services: ControlPlaneServices
     running: ReplicaBackend
-    changes: Changes
+    changes: AdminOperations
     fleet: Fleet
     pool: StandbyPool
     reader: "asyncio.Task[None]"
@@ -211,7 +211,9 @@ class MachineWorld(World):
         tenants = services.access_stores.tenants
         self.plane = plane = RunningControlPlane(
             stack, services, running,
-            Changes(services.registry, tenants, services.access_stores.keys, running.replicas, running.decider, clock),
+            AdminOperations(
+                services.registry, tenants, services.access_stores.keys, running.replicas, running.scaler, clock
+            ),
             self.made["Fleet"], self.made["StandbyPool"],
             self.loop.create_task(self._read(services), name="feed reader"),
         )  # fmt: skip
@@ -266,9 +268,9 @@ class MachineWorld(World):
             )  # fmt: skip
             told = set(now)
             if self.plane is not None:
-                self.plane.running.decider.observe(Stats(activator="activator-1", stats=_part(stats, 0.2)))
+                self.plane.running.scaler.observe(Stats(activator="activator-1", stats=_part(stats, 0.2)))
             if self.plane is not None and self.loop.time() >= self.silent_s:  # otherwise it is still reconnecting
-                self.plane.running.decider.observe(Stats(activator="activator-2", stats=_part(stats, 0.8)))
+                self.plane.running.scaler.observe(Stats(activator="activator-2", stats=_part(stats, 0.8)))
 
     async def _look(self) -> None:
         """Note since when replicas are missing, or run although they must not."""
@@ -278,7 +280,7 @@ class MachineWorld(World):
             if self.plane is None:
                 self.missing_since_s.clear()
                 continue
-            count = self.plane.running.replicas.ready
+            count = self.plane.running.replicas.ready_count
             runs = {replica.key.tenant for replica in self.plane.running.replicas if replica.key is not None}
             missing = {
                 (key, not count(key) and runs <= {key.tenant})
@@ -298,7 +300,7 @@ class MachineWorld(World):
             if now_s > self.broken_s:
                 self.lost += [key for key in self.serving & self._wanted() if not self._serves(key)]
             self.serving = {key for key in serving if self._serves(key)}
-            ready, least = self.plane.running.replicas.ready, self.minimums()
+            ready, least = self.plane.running.replicas.ready_count, self.minimums()
             if now_s > self.broken_s:
                 self.below += [key for key, count in self.kept.items() if least.get(key) == count > ready(key)]
             self.kept = {key: count for key, count in least.items() if ready(key) >= count}
@@ -319,7 +321,7 @@ class MachineWorld(World):
         super().check(invariants)
 
     def _serves(self, key: VersionKey) -> bool:
-        return self.plane is None or self.plane.running.replicas.ready(key) > 0
+        return self.plane is None or self.plane.running.replicas.ready_count(key) > 0
 
     def _wanted(self) -> set[VersionKey]:
         """Return the versions with requests, of active tenants and models."""
@@ -459,7 +461,7 @@ class MachineWorld(World):
         assert self.plane is not None
         plane = self.plane
         found = await plane.services.registry.stop(BY, tenant, model, self._now_s())
-        plane.running.decider.stop(tuple(version.key for version in found.versions))
+        plane.running.scaler.stop(tuple(version.key for version in found.versions))
 
     @operation(2)
     async def delete(self, random: Random) -> None:
@@ -476,7 +478,7 @@ class MachineWorld(World):
         in_use = plane.running.replicas.is_present
         await plane.services.registry.delete(BY, key.tenant, key.model, key.version, self._now_s(), in_use)
         if in_use(key):  # requested while the row was being written
-            plane.running.decider.stop((key,))
+            plane.running.scaler.stop((key,))
 
     @operation(3)
     async def suspend(self, random: Random) -> None:
@@ -580,7 +582,7 @@ class MachineWorld(World):
         self.commit_fails, ready = 0, dict[VersionKey, int]()
         self._excuse(breaks=False)
         if self.plane is not None and self.loop.time() > self.broken_s:
-            ready = {key: self.plane.running.replicas.ready(key) for key in self._undisputed()}
+            ready = {key: self.plane.running.replicas.ready_count(key) for key in self._undisputed()}
         await self._close()
         await asyncio.sleep(after_s)
         self.silent_s = self.loop.time() + self.random.uniform(0.0, SILENT_S)
@@ -657,7 +659,7 @@ def loops_live(world: MachineWorld) -> None:
 
 def the_autoscaler_is_sound(world: MachineWorld) -> None:
     if world.plane is not None:
-        decider: Any = world.plane.running.decider
+        decider: Any = world.plane.running.scaler
         decider.check_integrity()
 
 
@@ -716,7 +718,7 @@ def minimums_hold_at_rest(world: MachineWorld) -> None:
     """This holds once all faults are over."""
     assert world.plane is not None
     for key, least in world.promised().items():
-        ready = world.plane.running.replicas.ready(key)
+        ready = world.plane.running.replicas.ready_count(key)
         assert ready >= least, f"{key} has {ready} of {least} replicas at rest"
 
 
@@ -730,7 +732,7 @@ def nothing_is_left_behind(world: MachineWorld) -> None:
     """No start waits, no unwanted version runs, and every process is known."""
     assert world.plane is not None
     table, registry = world.plane.fleet.table, world.plane.services.registry
-    for key in table.keys():  # noqa: SIM118 (a method of the table)
+    for key in table.active_versions():
         assert not table.starts_of(key), f"a start of {key} waits at rest"
         found = registry.find(key)
         assert found is not None, f"{key} is deleted, and something of it runs"

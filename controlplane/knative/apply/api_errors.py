@@ -9,13 +9,13 @@ from typing import Any, Final
 from controlplane.knative.apply.cluster import (
     ApiFailure,
     Busy,
-    Conflict,
     Denied,
     Expired,
     FieldConflict,
     Invalid,
     Missing,
     Unreachable,
+    WriteConflict,
 )
 from kelvin.contracts.wire import BadJson, decode_any
 
@@ -26,7 +26,7 @@ _FAILURE_BY_STATUS: Final[dict[int, type[ApiFailure]]] = {
     401: Denied,
     403: Denied,
     404: Missing,
-    409: Conflict,
+    409: WriteConflict,
     410: Expired,
 }
 # Message of an apply with a field that the schema lacks. Its status is 500, without a reason.

@@ -79,7 +79,7 @@ class Applier:
         due = f"due={len(self._due)} timers={len(self._heap)}"
         return f"<Applier wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
 
-    def want(self, objects: Iterable[Json]) -> None:
+    def set_wanted(self, objects: Iterable[Json]) -> None:
         """Replace the set of wanted objects. Raises ValueError for an object of another kind."""
         rendered = {Ref.of(each): each for each in objects}
         for ref in rendered:
@@ -96,7 +96,7 @@ class Applier:
             self._wanted_with_digest.pop(ref, None)
         self._enqueue(others)
 
-    def seen(self, ref: Ref) -> Json | None:
+    def find_observed(self, ref: Ref) -> Json | None:
         """Return the object as it was last seen."""
         return self._view.objects.get(ref)
 
@@ -181,8 +181,8 @@ class Applier:
     def _decide(self, ref: Ref, now: float) -> policy.ApplyStep:
         if self._wanted is None or not self._view.synced:
             return Settled()
-        memory = self._states.get(ref, ApplyState())
-        return policy.decide(self._with_digest(ref), self.seen(ref), memory, now, self._installation)
+        state = self._states.get(ref, ApplyState())
+        return policy.decide(self._with_digest(ref), self.find_observed(ref), state, now, self._installation)
 
     def _with_digest(self, ref: Ref) -> Json | None:
         held = self._wanted_with_digest.get(ref)
@@ -191,10 +191,10 @@ class Applier:
         return held
 
     def _record_foreign(self, ref: Ref, owner: str) -> None:
-        wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
+        wanted, state = self._with_digest(ref), self._states.get(ref, ApplyState())
         refusal = Refusal(FOREIGN, f"it belongs to the installation in {owner}")
-        if (memory.refusal, memory.wanted_digest) != (refusal, policy.digest_of(wanted)):
-            self._states[ref] = policy.after_refusal(wanted, refusal, memory, self._now(), self._luck())
+        if (state.refusal, state.wanted_digest) != (refusal, policy.digest_of(wanted)):
+            self._states[ref] = policy.after_refusal(wanted, refusal, state, self._now(), self._luck())
             _LOG.warning("%s is left alone: %s", ref, refusal.message)
 
     def _clear_refusal(self, ref: Ref) -> None:
@@ -202,7 +202,9 @@ class Applier:
         held = self._states.get(ref)
         if held is None or self._wanted is None:
             return
-        is_as_wanted = held.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.seen(ref) is not None
+        is_as_wanted = (
+            held.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.find_observed(ref) is not None
+        )
         # An existing object that is not wanted is being deleted, or belongs to another installation.
         if ref not in self._wanted or (held.is_failing and is_as_wanted):
             del self._states[ref]
@@ -256,32 +258,32 @@ class Applier:
             self._changed.set()
 
     async def _execute_step(self, ref: Ref) -> None:
-        wanted, memory = self._with_digest(ref), self._states.get(ref, ApplyState())
-        answer: Json | None = None
+        wanted, state = self._with_digest(ref), self._states.get(ref, ApplyState())
+        response: Json | None = None
         try:
             match self._decide(ref, self._now()):
                 case Apply() | Check():
                     assert wanted is not None
-                    with self._view.expecting_response(ref) as put:
-                        answer = await self._api.apply(wanted)
-                        put(answer)
+                    with self._view.track_call(ref) as store:
+                        response = await self._api.apply(wanted)
+                        store(response)
                 case DeleteObject(uid):
                     await self._api.delete(ref, uid=uid)
                     self._view.mark_deleting(ref, uid)
                 case Wait() | Settled() | Foreign():
                     return
         except ClusterError as error:
-            self._record_refusal(ref, wanted, memory, error.api_failure)
+            self._record_refusal(ref, wanted, state, error.api_failure)
             return
         self._outage = ApplyState()
-        self._states[ref] = policy.after_success(wanted, answer, memory, self._now(), self._luck())
+        self._states[ref] = policy.after_success(wanted, response, state, self._now(), self._luck())
 
-    def _record_refusal(self, ref: Ref, wanted: Json | None, memory: ApplyState, api_failure: ApiFailure) -> None:
+    def _record_refusal(self, ref: Ref, wanted: Json | None, state: ApplyState, api_failure: ApiFailure) -> None:
         now, refusal = self._now(), Refusal(api_failure.reason, api_failure.message)
         not_before = now + api_failure.retry_after_s if isinstance(api_failure, Busy) else now
-        held = policy.after_refusal(wanted, refusal, memory, now, self._luck())
+        held = policy.after_refusal(wanted, refusal, state, now, self._luck())
         self._states[ref] = policy.delay_until(held, not_before)
-        if memory.refusal != refusal:
+        if state.refusal != refusal:
             _LOG.warning("%s is refused: %s", ref, api_failure)
         # Of several failures at the same time only one counts.
         if isinstance(api_failure, Busy | Unreachable) and self._outage.not_before <= now:

@@ -32,7 +32,7 @@ class Ref:
         return cls(obj["apiVersion"], obj["kind"], metadata.get("namespace") or None, metadata["name"])
 
     @property
-    def place(self) -> NamespacedName:
+    def namespaced_name(self) -> NamespacedName:
         """Return its namespace (empty if it has none) and its name."""
         return self.namespace or "", self.name
 
@@ -124,13 +124,13 @@ class Missing(ApiFailure):
     reason = "Missing"
 
 
-class Conflict(ApiFailure):
+class WriteConflict(ApiFailure):
     """The object was written in between, exists already, or has another uid (409)."""
 
     reason = "Conflict"
 
 
-class FieldConflict(Conflict):
+class FieldConflict(WriteConflict):
     """Other managers own fields that an apply without force would change (409). The message names both."""
 
 
@@ -184,7 +184,7 @@ class ClusterApi(Protocol):
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
         """Delete in the foreground: the object stays visible until its dependents are gone. A missing object is fine.
 
-        With `uid`, delete only that object: Conflict if another one has its name. Raises ClusterError.
+        With `uid`, delete only that object: WriteConflict if another one has its name. Raises ClusterError.
         """
         ...
 

@@ -16,11 +16,11 @@ from controlplane.clock import Clock, SystemClock
 from controlplane.knative.apply.cluster import (
     Change,
     ClusterError,
-    Conflict,
     FieldConflict,
     Json,
     Missing,
     Ref,
+    WriteConflict,
     api_timeout,
     collection_path,
 )
@@ -74,7 +74,7 @@ class KubernetesCluster:
                     "PATCH", path, query, obj, limit_s=limit_s, content_type=APPLY
                 )
             except ClusterError as error:
-                if not left or type(error.api_failure) is not Conflict:
+                if not left or type(error.api_failure) is not WriteConflict:
                     raise
                 await self._clock.sleep(0.05 * (1 + self._luck()))
         raise AssertionError
@@ -123,14 +123,14 @@ class KubernetesCluster:
         )
 
     async def create(self, obj: Json) -> Json:
-        """Create the object. Raises ClusterError: Conflict if it exists already."""
+        """Create the object. Raises ClusterError: WriteConflict if it exists already."""
         ref = Ref.of(obj)
         path = collection_path(ref.api_version, ref.kind, ref.namespace)
         query = [("fieldManager", MANAGER)]
         return await self._transport.send_request("POST", path, query, obj, limit_s=dependencies.LEASE.timeout_s)
 
     async def replace(self, obj: Json) -> Json:
-        """Replace the version of the object that `obj` names. Raises ClusterError: Conflict if there is a newer one."""
+        """Replace the version of the object that `obj` names. Raises ClusterError: WriteConflict for an old one."""
         query = [("fieldManager", MANAGER)]
         return await self._transport.send_request(
             "PUT", Ref.of(obj).path, query, obj, limit_s=dependencies.LEASE.timeout_s

@@ -103,7 +103,7 @@ class ListWatch:
             ("timeoutSeconds", str(max(1, int(silence_s - SERVER_TIMEOUT_MARGIN_S)))),
         ]
         begun_us = self._clock.monotonic_us()
-        async with self._transport.lines(self._path, query, silence_s=silence_s) as lines:
+        async with self._transport.stream_lines(self._path, query, silence_s=silence_s) as lines:
             async for line in lines:
                 change = self._read(line)
                 self._record_success()

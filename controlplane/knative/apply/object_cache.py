@@ -43,7 +43,7 @@ class ObjectCache:
                 return {ref}
 
     @contextmanager
-    def expecting_response(self, ref: Ref) -> Iterator[Callable[[Json], bool]]:
+    def track_call(self, ref: Ref) -> Iterator[Callable[[Json], bool]]:
         """Open a block around a call whose response is the object. Yield a function that stores the response, and
         returns False if a newer state is known.
 
@@ -80,7 +80,7 @@ class UidTracker:
     def __init__(self) -> None:
         self._known: dict[Ref, str] = {}
 
-    def take(self, change: Change) -> Iterator[tuple[Ref, Json | None]]:
+    def apply_change(self, change: Change) -> Iterator[tuple[Ref, Json | None]]:
         """Apply a change. Yield each name that may have changed, with its object; None if it is gone."""
         match change:
             case Synced(objects):
@@ -101,23 +101,23 @@ async def follow(
     api_version: str,
     kind: str,
     labels: str,
-    take: Callable[[NamespacedName, Json | None], None],
-    first: asyncio.Event,
-    known: UidTracker | None = None,
+    on_object: Callable[[NamespacedName, Json | None], None],
+    listed: asyncio.Event,
+    tracker: UidTracker | None = None,
 ) -> None:
-    """Call `take` for each change of an object; None means that it is gone. Runs until cancelled, and keeps no objects.
-    `known` has the objects of an earlier run.
+    """Call `on_object` for each change of an object; None means that it is gone. Runs until cancelled.
 
-    Sets `first` once all objects were taken. If `take` raises, the error is recorded and the object skipped: anyone may
-    write such objects, and a broken one must not hide the others.
+    Keeps no objects. `tracker` has the uids of an earlier run. Sets `listed` once all existing objects were processed.
+    If `on_object` raises, the error is recorded and the object skipped: anyone may write such objects, and a broken one
+    must not hide the others.
     """
-    known = known or UidTracker()
+    tracker = tracker or UidTracker()
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
         async for change in changes:
-            for ref, obj in known.take(change):
+            for ref, obj in tracker.apply_change(change):
                 with contain_errors(ref):
-                    take(ref.place, obj)
-            first.set()
+                    on_object(ref.namespaced_name, obj)
+            listed.set()
 
 
 def _uid(obj: Json) -> str:

@@ -76,37 +76,37 @@ class Transport:
         """Return the response's object. Raises ClusterError. If cancelled, the request may have been carried out."""
         request = _Request(method, path, query or [], body, content_type, accept)
         timeout = aiohttp.ClientTimeout(total=None)  # `limit_s` covers all, a configuration and a second try included
-        async with api_timeout(limit_s), self._open_response(request, timeout) as answer:
-            return _object(await _read(answer))
+        async with api_timeout(limit_s), self._open_response(request, timeout) as response:
+            return _object(await _read(response))
 
     @asynccontextmanager
-    async def lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def stream_lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the lines of a streaming response. Raises ClusterError, also after `silence_s` without data."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=dependencies.CLUSTER.timeout_s, sock_read=silence_s)
-        async with self._open_response(_Request("GET", path, query), timeout) as answer:
-            yield _lines(answer.content)
+        async with self._open_response(_Request("GET", path, query), timeout) as response:
+            yield _lines(response.content)
 
     @asynccontextmanager
     async def _open_response(
         self, request: _Request, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        answer = await self._send(request, timeout)
+        response = await self._send(request, timeout)
         try:
-            if answer.status == 401 and await self._reload():
-                answer.release()
-                answer = await self._send(request, timeout)
-            if answer.status >= 300:
+            if response.status == 401 and await self._reload():
+                response.release()
+                response = await self._send(request, timeout)
+            if response.status >= 300:
                 raise ClusterError(
-                    failure_from_response(answer.status, await _read(answer), answer.headers.get("Retry-After"))
+                    failure_from_response(response.status, await _read(response), response.headers.get("Retry-After"))
                 )
-            yield answer
+            yield response
         finally:
-            connection = answer.connection
+            connection = response.connection
             if connection is not None and connection.transport is not None:
                 # The response is incomplete, so the connection can't be reused. Over TLS, closing it would wait for the
                 # server, perhaps until our event loop has ended.
                 connection.transport.abort()
-            answer.release()
+            response.release()
 
     async def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         async def once() -> aiohttp.ClientResponse:
@@ -178,10 +178,10 @@ def _translate_errors() -> Iterator[None]:
         raise ClusterError(Unreachable(one_line(f"{type(error).__name__}: {error}"))) from error
 
 
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
+async def _read(response: aiohttp.ClientResponse) -> bytes:
     raw = bytearray()
     with _translate_errors():
-        async for piece in answer.content.iter_any():
+        async for piece in response.content.iter_any():
             raw += piece
             if len(raw) > ANSWER_BYTES:
                 raise ClusterError(Unreachable(f"an answer of more than {ANSWER_BYTES} bytes"))

@@ -95,7 +95,7 @@ class Foreign:
 ApplyStep = Apply | Check | DeleteObject | Wait | Settled | Foreign
 
 
-def decide(wanted: Json | None, seen: Json | None, memory: ApplyState, now: float, installation: str) -> ApplyStep:
+def decide(wanted: Json | None, observed: Json | None, state: ApplyState, now: float, installation: str) -> ApplyStep:
     """Return the next step. `wanted` has its digest; it is None for an object that is not wanted.
 
     1. The object is as wanted, or is being deleted: do nothing.
@@ -107,65 +107,67 @@ def decide(wanted: Json | None, seen: Json | None, memory: ApplyState, now: floa
     6. After a refusal or repair of the same wanted state: wait for the back-off.
     """
     # (1)
-    if wanted == seen or (seen is not None and "deletionTimestamp" in seen["metadata"]):
+    if wanted == observed or (observed is not None and "deletionTimestamp" in observed["metadata"]):
         return Settled()
     # (2)
     if wanted is None:
-        if seen is None or not is_managed_by(seen, installation):
+        if observed is None or not is_managed_by(observed, installation):
             return Settled()
-        step: ApplyStep = DeleteObject(seen["metadata"]["uid"])
+        step: ApplyStep = DeleteObject(observed["metadata"]["uid"])
     # (3)
-    elif seen is None:
+    elif observed is None:
         step = Apply()
     # (4)
-    elif (owner := owner_of(seen)) not in (None, installation):
+    elif (owner := owner_of(observed)) not in (None, installation):
         return Foreign(str(owner))
     # (5)
     else:
-        step = _compare(wanted, seen, memory, now)
+        step = _compare(wanted, observed, state, now)
     # (6)
-    if memory.wanted_digest == digest_of(wanted) and memory.not_before > now:
-        return step if isinstance(step, Settled) else Wait(memory.not_before)
+    if state.wanted_digest == digest_of(wanted) and state.not_before > now:
+        return step if isinstance(step, Settled) else Wait(state.not_before)
     return step
 
 
-def _compare(wanted: Json, seen: Json, memory: ApplyState, now: float) -> ApplyStep:
-    metadata_drift = _metadata_drift(wanted, seen)
+def _compare(wanted: Json, observed: Json, state: ApplyState, now: float) -> ApplyStep:
+    metadata_drift = _metadata_drift(wanted, observed)
     # An earlier leader may have applied this state. Later changes to the object are unknown.
-    if memory.wanted_digest != digest_of(wanted):
+    if state.wanted_digest != digest_of(wanted):
         return Apply() if metadata_drift else Check()
-    if memory.applied != spec_version(seen) or memory.metadata_drift != metadata_drift:
+    if state.applied != spec_version(observed) or state.metadata_drift != metadata_drift:
         return Apply()
-    until = memory.tried_at + CHECK_S
+    until = state.tried_at + CHECK_S
     return Settled(until) if now < until else Check()
 
 
-def after_success(wanted: Json | None, answer: Json | None, memory: ApplyState, now: float, luck: float) -> ApplyState:
-    """Return the state after a successful step. `answer` is the object in the response; `luck` is in [0, 1)."""
-    again = memory.wanted_digest == digest_of(wanted) and memory.tries > 0 and now - memory.tried_at < REPAIR_RESET_S
-    again = again and not memory.is_failing
-    tries = memory.tries + 1 if again else 1
-    found = () if wanted is None or answer is None else tuple(islice(_field_drift(wanted, answer, ""), MAX_DIFFERENCES))
+def after_success(wanted: Json | None, response: Json | None, state: ApplyState, now: float, luck: float) -> ApplyState:
+    """Return the state after a successful step. `response` is the returned object; `luck` is in [0, 1)."""
+    again = state.wanted_digest == digest_of(wanted) and state.tries > 0 and now - state.tried_at < REPAIR_RESET_S
+    again = again and not state.is_failing
+    tries = state.tries + 1 if again else 1
+    found = (
+        () if wanted is None or response is None else tuple(islice(_field_drift(wanted, response, ""), MAX_DIFFERENCES))
+    )
     return ApplyState(
         wanted_digest=digest_of(wanted),
         tries=tries,
         not_before=now + (RETRY_BACKOFF.delay_s(tries - 1, luck) if again else 0.0),
         tried_at=now,
-        applied=None if answer is None else spec_version(answer),
+        applied=None if response is None else spec_version(response),
         refusal=Refusal(DIFFERS, "; ".join(found)) if found else None,
-        metadata_drift=() if wanted is None or answer is None else _metadata_drift(wanted, answer),
+        metadata_drift=() if wanted is None or response is None else _metadata_drift(wanted, response),
     )
 
 
-def after_refusal(wanted: Json | None, refusal: Refusal, memory: ApplyState, now: float, luck: float) -> ApplyState:
+def after_refusal(wanted: Json | None, refusal: Refusal, state: ApplyState, now: float, luck: float) -> ApplyState:
     """Return the state after a step that the cluster refused."""
-    tries = memory.tries + 1 if memory.is_failing and memory.wanted_digest == digest_of(wanted) else 1
+    tries = state.tries + 1 if state.is_failing and state.wanted_digest == digest_of(wanted) else 1
     return ApplyState(digest_of(wanted), tries, now + RETRY_BACKOFF.delay_s(tries, luck), now, refusal=refusal)
 
 
-def delay_until(memory: ApplyState, until: float) -> ApplyState:
+def delay_until(state: ApplyState, until: float) -> ApplyState:
     """Return the state with no attempt before `until`, because the cluster asked for that."""
-    return replace(memory, not_before=max(memory.not_before, until))
+    return replace(state, not_before=max(state.not_before, until))
 
 
 def is_managed_by(obj: Json, installation: str) -> bool:
@@ -214,34 +216,34 @@ def _metadata_drift(wanted: Json, obj: Json) -> MetadataDrift:
     return tuple(found)
 
 
-def _field_drift(wanted: Any, answer: Any, path: str) -> Iterator[str]:
+def _field_drift(wanted: Any, response: Any, path: str) -> Iterator[str]:
     """Yield the fields that the cluster changed when it accepted the object, each as one line of text."""
-    if isinstance(wanted, Mapping) and isinstance(answer, Mapping):
+    if isinstance(wanted, Mapping) and isinstance(response, Mapping):
         for key, value in wanted.items():
-            yield from _field_drift(value, answer.get(key), f"{path}.{key}" if path else str(key))
-    elif isinstance(wanted, list) and isinstance(answer, list) and len(wanted) == len(answer):
-        for index, (one, other) in enumerate(zip(wanted, answer, strict=True)):
+            yield from _field_drift(value, response.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(wanted, list) and isinstance(response, list) and len(wanted) == len(response):
+        for index, (one, other) in enumerate(zip(wanted, response, strict=True)):
             yield from _field_drift(one, other, f"{path}[{index}]")
-    elif wanted != answer:
-        yield f"{path} is {_shorten(answer)}, not {_shorten(wanted)}"
+    elif wanted != response:
+        yield f"{path} is {_shorten(response)}, not {_shorten(wanted)}"
 
 
-def _managed_fields(seen: Json) -> Json:
+def _managed_fields(observed: Json) -> Json:
     """Return the fields of an object that our applies own."""
-    for entry in seen["metadata"].get("managedFields") or ():
+    for entry in observed["metadata"].get("managedFields") or ():
         if (entry.get("manager"), entry.get("operation"), entry.get("subresource", "")) == (MANAGER, "Apply", ""):
             fields: Json = entry.get("fieldsV1") or {}
             return fields
     return {}
 
 
-def owned_part(seen: Json) -> dict[str, Any]:
+def owned_part(observed: Json) -> dict[str, Any]:
     """Return the state that our last apply set, including its digest. Applying it again changes nothing."""
-    head = {"apiVersion": seen["apiVersion"], "kind": seen["kind"]}
+    head = {"apiVersion": observed["apiVersion"], "kind": observed["kind"]}
     part = _select_owned(
-        {key: value for key, value in seen.items() if key not in (*head, "status")}, _managed_fields(seen)
+        {key: value for key, value in observed.items() if key not in (*head, "status")}, _managed_fields(observed)
     )
-    metadata = {key: seen["metadata"][key] for key in ("name", "namespace") if key in seen["metadata"]}
+    metadata = {key: observed["metadata"][key] for key in ("name", "namespace") if key in observed["metadata"]}
     return {**head, **part, "metadata": {**part.get("metadata", {}), **metadata}}
 
 
@@ -249,9 +251,9 @@ def _select_owned(obj: Json, fields: Json) -> dict[str, Any]:
     """Return the owned part of a mapping. Lists are taken as a whole."""
     found: dict[str, Any] = {}
     for key, value in obj.items():
-        mine = fields.get(f"f:{key}")
-        if mine is not None:
-            found[key] = _select_owned(value, mine) if mine and isinstance(value, Mapping) else value
+        owned_fields = fields.get(f"f:{key}")
+        if owned_fields is not None:
+            found[key] = _select_owned(value, owned_fields) if owned_fields and isinstance(value, Mapping) else value
     return found
 
 

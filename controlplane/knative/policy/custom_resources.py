@@ -35,16 +35,18 @@ Weight = Annotated[int, Meta(ge=1, le=1000)]  # as the admin API takes them
 Prefix = Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")]
 
 
-def camel(name: str) -> str:
+def to_camel_case(name: str) -> str:
     """Convert a name to camel case with a spelled-out unit: `window_s` becomes `windowSeconds`."""
     for end, unit in _UNIT_NAMES.items():
         if name.endswith(end):
-            return camel(name[: -len(end)]) + unit
+            return to_camel_case(name[: -len(end)]) + unit
     first, *rest = name.split("_")
     return first + "".join(word.title() for word in rest)
 
 
-class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename=camel):
+class _Spec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename=to_camel_case
+):
     """Base of specs. A field that is left out is not managed by the object."""
 
 
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 else:
     # Bounds are checked when a generation is applied, so an object outside of them still gets a status and can be
     # deleted. A cluster has no sleeping replicas, so `idle` and `wait_price` have no effect there.
-    _SPEC = {"bounded": False, "rename": camel}
+    _SPEC = {"bounded": False, "rename": to_camel_case}
     Scale = patch_of(ScaleSettings, "Scale", "How the model scales.", without=("idle", "wait_price"), **_SPEC)
     Limits = patch_of(TenantLimits, "Limits", "The tenant's own limits.", **_SPEC)
 
@@ -135,7 +137,7 @@ def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
 
 
 def _differing_fields(within: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> Iterable[str]:
-    return (f"{within}.{camel(name)}" for name, value in wanted.items() if held.get(name) != value)
+    return (f"{within}.{to_camel_case(name)}" for name, value in wanted.items() if held.get(name) != value)
 
 
 def _is_split(wanted: Mapping[str, int], held: Mapping[str, int]) -> bool:
@@ -198,7 +200,7 @@ def applied_generation(obj: Mapping[str, Any]) -> int:
     return int((obj.get("status") or {}).get("appliedGeneration") or 0)
 
 
-def status(
+def build_status(
     obj: Mapping[str, Any], done: int, conditions: Iterable[Condition], now: str, **rest: object
 ) -> dict[str, object]:
     """Return the object's status at `now` (RFC 3339). An unchanged condition keeps its transition time."""
@@ -227,7 +229,7 @@ def model_status(facts: ModelFacts | None) -> dict[str, object]:
     return {"prod": facts.prod, "versions": facts.versions, "readyReplicas": facts.replicas}
 
 
-def is_going(obj: Mapping[str, Any]) -> bool:
+def is_being_deleted(obj: Mapping[str, Any]) -> bool:
     """Return whether the object is being deleted."""
     return "deletionTimestamp" in obj["metadata"]
 

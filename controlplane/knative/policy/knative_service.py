@@ -142,7 +142,7 @@ def is_image(name: str) -> bool:
     return _IMAGE.fullmatch(name) is not None
 
 
-def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
+def render_service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """Return the Service object, without a status. Raises Refused(InvalidRequest) if the cluster would refuse it."""
     obj: _Json = {
         "apiVersion": "serving.knative.dev/v1",
@@ -159,7 +159,7 @@ def service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
                     "labels": _labels(version),
                     "annotations": {VERSION: version.version, **_scaling(version)},
                 },
-                "spec": pod_spec(version, cluster),
+                "spec": render_pod_spec(version, cluster),
             }
         },
     }
@@ -261,7 +261,7 @@ def _whole_seconds(name: str, seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
-def pod_spec(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
+def render_pod_spec(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """Return the spec of a pod that serves the version. Raises Refused(InvalidRequest)."""
     return {
         "containerConcurrency": min(version.max_streams + EXTRA_CONCURRENCY, MAX_CONCURRENCY),
@@ -346,8 +346,8 @@ def _shared_volumes(version: PodVersion, cluster: ClusterSpec) -> Iterator[tuple
         yield volume, mount, [{"name": "KELVIN_TRUST_ROOTS", "value": TRUST}]
     if cluster.cache is not None:
         _allow(cluster, HOST_PATH, cluster.cache)
-        place = f"{cluster.cache}/{version.tenant}/run"
-        volume = {"name": "cache", "hostPath": {"path": place, "type": "Directory"}}
+        directory = f"{cluster.cache}/{version.tenant}/run"
+        volume = {"name": "cache", "hostPath": {"path": directory, "type": "Directory"}}
         mount = {"name": "cache", "mountPath": CACHE, "readOnly": True}
         yield volume, mount, [{"name": "KELVIN_CACHE_AGENT", "value": CACHE}]
 

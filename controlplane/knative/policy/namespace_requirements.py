@@ -62,29 +62,29 @@ class ObservedNamespace:
     absent: tuple[str, ...]  # required secrets and config maps that don't exist
 
 
-def find_missing(tenant: str, requirements: NamespaceRequirements, seen: ObservedNamespace) -> tuple[str, ...]:
+def find_missing(tenant: str, requirements: NamespaceRequirements, observed: ObservedNamespace) -> tuple[str, ...]:
     """Return what the namespace lacks, in words; nothing if versions can run there.
 
     An empty tenant stands for the namespace of pooled pods, which mount no directory of their node.
     """
     level = requirements.pod_security if tenant else RESTRICTED
-    if seen.labels is None:
+    if observed.labels is None:
         return (_NO_NAMESPACE,)
     found = []
-    if tenant and seen.labels.get(TENANT) != tenant:
+    if tenant and observed.labels.get(TENANT) != tenant:
         found.append(f"the label {TENANT}={tenant}")
-    if seen.labels.get(ENFORCE) != level:
+    if observed.labels.get(ENFORCE) != level:
         found.append(f"the label {ENFORCE}={level}")
-    if not seen.denies_all:
+    if not observed.denies_all:
         found.append("a NetworkPolicy that denies all traffic")
-    if not seen.opens_replicas:
+    if not observed.opens_replicas:
         found.append("a NetworkPolicy that admits requests to replicas")
-    if not seen.may_write:
+    if not observed.may_write:
         found.append(f"a RoleBinding to the ClusterRole {TENANT_ROLE}")
-    return (*found, *seen.absent)
+    return (*found, *observed.absent)
 
 
-def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
+def missing_failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
     """Return the failure of starts in a namespace that lacks these."""
     lacking = tuple(lacking)
     is_equipment = all(each.startswith(("the secret ", "the config map ")) for each in lacking)

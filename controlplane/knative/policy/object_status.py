@@ -49,12 +49,12 @@ POD_PROBLEM_REASONS: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE,
 class Service:
     """A version's Knative Service. A revision is "" if there is none yet."""
 
-    of: VersionKey
+    key: VersionKey
     max_streams: int
     latest_created: str  # its latest revision
     ready: str  # the latest revision that was ready
     refused: str = ""  # why not even a revision could be created
-    is_going: bool = False  # it is being deleted, and its pods with it
+    is_being_deleted: bool = False  # it is being deleted, and its pods with it
 
     @property
     def serving(self) -> str:
@@ -159,13 +159,13 @@ def exit_status_of(code: int) -> int:
     return 128 - code if 128 < code < 255 else code
 
 
-def revision_row(service: Service, place: NamespacedName) -> RevisionRow | None:
+def revision_row(service: Service, object_name: NamespacedName) -> RevisionRow | None:
     """Return the revision for which Knative's autoscaler takes reports; None if there is none, or not for long."""
-    if service.is_going or not service.serving:
+    if service.is_being_deleted or not service.serving:
         return None
-    key = service.of
+    key = service.key
     return RevisionRow(
-        tenant=key.tenant, model=key.model, version=key.version, namespace=place[0], name=service.serving
+        tenant=key.tenant, model=key.model, version=key.version, namespace=object_name[0], name=service.serving
     )
 
 
@@ -173,15 +173,15 @@ def replica_row(service: Service, pod: Pod) -> ReplicaRow:
     """Return the feed row of a pod: what activators know of it."""
     return ReplicaRow(
         runtime_id=pod.name,
-        tenant=service.of.tenant,
-        model=service.of.model,
-        version=service.of.version,
+        tenant=service.key.tenant,
+        model=service.key.model,
+        version=service.key.version,
         address="",
         max_streams=service.max_streams,
-        draining=pod.is_leaving or service.is_going,
+        draining=pod.is_leaving or service.is_being_deleted,
         restore=(),
         url=pod.url,
-        unproven=not (pod.is_ready or pod.is_leaving or service.is_going),
+        unproven=not (pod.is_ready or pod.is_leaving or service.is_being_deleted),
     )
 
 

@@ -105,24 +105,24 @@ class PodWaits:
     def __repr__(self) -> str:
         return f"<PodWaits pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
 
-    def pod(self, place: NamespacedName, found: ObservedPod | None) -> NamespacedName | None:
+    def update_pod(self, object_name: NamespacedName, found: ObservedPod | None) -> NamespacedName | None:
         """Store a pod's state; None if it is gone. Return its Service if the pod began or ended a wait for a node."""
-        before = self._pods.pop(place, None)
+        before = self._pods.pop(object_name, None)
         if before is not None:
-            self._forget(place, before)
+            self._forget(object_name, before)
             if found is not None and before.ready_s is not None:
                 # Its start is over, even if it is not ready now.
                 found = replace(found, ready_s=before.ready_s, has_become_unready=found.ready_s is None)
         if found is not None:
-            self._pods[place] = found
-            self._pods_by_service.setdefault((place[0], found.service), {})[place] = None
-            self._learn(place, before, found)
+            self._pods[object_name] = found
+            self._pods_by_service.setdefault((object_name[0], found.service), {})[object_name] = None
+            self._learn(object_name, before, found)
         was_waiting, is_waiting = (each is not None and _is_waiting(each) for each in (before, found))
         if was_waiting == is_waiting:
             return None
         observed = found or before
         assert observed is not None
-        return place[0], observed.service
+        return object_name[0], observed.service
 
     def forget(self) -> None:
         """Forget all pods, but not the measured times."""
@@ -141,14 +141,14 @@ class PodWaits:
 
     def services(self) -> Iterator[NamespacedName]:
         """Yield the Services that have a pod waiting for a node."""
-        for service, places in self._pods_by_service.items():
-            if any(_is_waiting(self._pods[place]) for place in places):
+        for service, object_names in self._pods_by_service.items():
+            if any(_is_waiting(self._pods[object_name]) for object_name in object_names):
                 yield service
 
-    def service_of(self, place: NamespacedName) -> NamespacedName | None:
+    def service_of(self, object_name: NamespacedName) -> NamespacedName | None:
         """Return the Service of a pod; None if there is no such pod."""
-        seen = self._pods.get(place)
-        return None if seen is None else (place[0], seen.service)
+        seen = self._pods.get(object_name)
+        return None if seen is None else (object_name[0], seen.service)
 
     def services_with_problem(self) -> Iterator[NamespacedName]:
         """Yield the Services whose pods have a problem."""
@@ -158,7 +158,7 @@ class PodWaits:
 
     def problem(self, service: NamespacedName) -> PodProblem | None:
         """Return why none of the Service's pods is ready; None if one is, or there is no problem."""
-        pods = [self._pods[place] for place in self._pods_by_service.get(service, ())]
+        pods = [self._pods[object_name] for object_name in self._pods_by_service.get(service, ())]
         if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_become_unready) for seen in pods):
             return None
         if any(map(_is_waiting, pods)):
@@ -175,8 +175,8 @@ class PodWaits:
         """
         start_s = self._starts.get(service, self._start).value
         left = []
-        for place in self._pods_by_service.get(service, ()):
-            seen = self._pods[place]
+        for object_name in self._pods_by_service.get(service, ()):
+            seen = self._pods[object_name]
             if seen.is_leaving:
                 continue
             if seen.ready_s is not None:
@@ -190,8 +190,12 @@ class PodWaits:
 
     def check_integrity(self) -> None:
         """Assert that the index matches the pods, and that memory is bounded."""
-        indexed = {(service, place) for service, places in self._pods_by_service.items() for place in places}
-        assert indexed == {((place[0], seen.service), place) for place, seen in self._pods.items()}
+        indexed = {
+            (service, object_name)
+            for service, object_names in self._pods_by_service.items()
+            for object_name in object_names
+        }
+        assert indexed == {((object_name[0], seen.service), object_name) for object_name, seen in self._pods.items()}
         assert all(self._pods_by_service.values())
         assert len(self._waited) <= MAX_CLASSES
         assert len(self._starts) <= MAX_STARTS
@@ -201,19 +205,19 @@ class PodWaits:
         mean = self._waited.get(node)
         return (GUESS_S, 0) if mean is None else (mean.value, mean.count)
 
-    def _learn(self, place: NamespacedName, before: ObservedPod | None, now: ObservedPod) -> None:
+    def _learn(self, object_name: NamespacedName, before: ObservedPod | None, now: ObservedPod) -> None:
         if before is None or now.placed_s is None:
             return
         if before.placed_s is None and before.unschedulable_since_s is not None:
             _add(self._waited, now.node, now.placed_s - before.unschedulable_since_s, MAX_CLASSES)
         if before.ready_s is None and now.ready_s is not None:
             start_s = now.ready_s - now.placed_s
-            _add(self._starts, (place[0], now.service), start_s, MAX_STARTS)
+            _add(self._starts, (object_name[0], now.service), start_s, MAX_STARTS)
             self._start = self._start.with_sample(max(0.0, start_s))
 
-    def _forget(self, place: NamespacedName, seen: ObservedPod) -> None:
-        service = place[0], seen.service
-        del self._pods_by_service[service][place]
+    def _forget(self, object_name: NamespacedName, seen: ObservedPod) -> None:
+        service = object_name[0], seen.service
+        del self._pods_by_service[service][object_name]
         if not self._pods_by_service[service]:
             del self._pods_by_service[service]
 
@@ -287,10 +291,10 @@ def _remaining_s(node_s: float, waited_s: float) -> float:
     return node_s - waited_s if waited_s < node_s else OVERDUE_RATIO * waited_s
 
 
-def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, most: int) -> None:
+def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, max_entries: int) -> None:
     mean = means.pop(key, None) or RunningMean(0.0)
     means[key] = mean.with_sample(max(0.0, seconds))
-    while len(means) > most:
+    while len(means) > max_entries:
         means.popitem(last=False)
 
 

@@ -17,8 +17,8 @@ class PoolSpec:
 
     name: str
     weight_bytes: int
-    waiting: int
-    most: int
+    min_waiting: int
+    maximum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def pool_concurrency(
     starts that wait for a pod, and pods that should wait.
     """
     return {
-        each.name: min(each.most, taken.get(each.name, 0) + waiting_starts.get(each.name, 0) + each.waiting)
+        each.name: min(each.maximum, taken.get(each.name, 0) + waiting_starts.get(each.name, 0) + each.min_waiting)
         for each in pools
     }
 

@@ -13,8 +13,8 @@ from controlplane.knative.policy.knative_service import (
     SPREAD,
     ClusterSpec,
     PodVersion,
-    pod_spec,
     progress_deadline_s,
+    render_pod_spec,
 )
 from controlplane.knative.policy.object_labels import POOL, RUNTIME, NamespacedName
 from controlplane.knative.policy.pod_placement import PoolSpec
@@ -27,7 +27,7 @@ _FAILURES: Final = 12  # of a liveness probe: between two lives of a pod nothing
 _AUTOSCALING: Final = "autoscaling.knative.dev"
 
 
-def pool_place(pool: PoolSpec, cluster: ClusterSpec) -> NamespacedName:
+def pool_service_name(pool: PoolSpec, cluster: ClusterSpec) -> NamespacedName:
     """Return namespace and name. No version's Service has this name: those have one hyphen before their digits."""
     return cluster.namespace or NAMESPACE, f"kelvin-pool--{pool.name}"
 
@@ -37,14 +37,14 @@ def device_class_of(cluster: ClusterSpec) -> str:
     return cluster.device_class or f"cpu-{cluster.cores}"
 
 
-def pool_service(pool: PoolSpec, cluster: ClusterSpec, kv_bytes: int) -> dict[str, Any]:
+def render_pool_service(pool: PoolSpec, cluster: ClusterSpec, kv_bytes: int) -> dict[str, Any]:
     """Return the Service object, without a status. `cluster` must have `control`. Raises Refused(InvalidRequest) if the
     cluster would refuse it.
     """
     template = PodVersion(
         tenant="", model="", version="", weight_bytes=pool.weight_bytes, kv_bytes=kv_bytes, max_streams=1
     )
-    namespace, name = pool_place(pool, cluster)
+    namespace, name = pool_service_name(pool, cluster)
     labels = {**RUNTIME, POOL: pool.name}
     return {
         "apiVersion": "serving.knative.dev/v1",
@@ -67,8 +67,8 @@ def _scaling(pool: PoolSpec, template: PodVersion) -> dict[str, str]:
     settings: dict[str, object] = {
         "class": "kpa.autoscaling.knative.dev",
         "metric": "concurrency",
-        "min-scale": pool.waiting,  # also while nothing is reported
-        "max-scale": pool.most,
+        "min-scale": pool.min_waiting,  # also while nothing is reported
+        "max-scale": pool.maximum,
         "target": 1,
         "target-utilization-percentage": 100,
         "target-burst-capacity": -1,  # only reports count
@@ -82,7 +82,7 @@ def _scaling(pool: PoolSpec, template: PodVersion) -> dict[str, str]:
 
 def _pod(pool: PoolSpec, template: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """Return the pod's spec. Pooled pods have an agent each, because a node's cache belongs to one tenant."""
-    spec = pod_spec(template, replace(cluster, cache=None))
+    spec = render_pod_spec(template, replace(cluster, cache=None))
     spec["containerConcurrency"] = 0  # unlimited: activators limit it by version
     (container,) = spec["containers"]
     container["args"] = [

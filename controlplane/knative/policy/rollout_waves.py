@@ -57,7 +57,7 @@ class ImageBehind(Wire, frozen=True):
 class ServiceRollout:
     """The facts about one Service that decide when its turn comes."""
 
-    place: NamespacedName
+    object_name: NamespacedName
     stage: RolloutStage
     is_sound: bool = True  # its newest Revision is ready, whatever its rendering
     was_ready: bool = True  # some Revision of it was ready once
@@ -96,49 +96,51 @@ def admit_next_wave(services: Iterable[ServiceRollout], now_s: float) -> tuple[t
         return (), is_proven
     candidates = (each for each in every if each.stage in (RolloutStage.WAITING, RolloutStage.FAILED))
     chosen = heapq.nsmallest(
-        room, candidates, key=lambda each: (each.attempts, not each.is_sound, not each.is_awake, each.place)
+        room, candidates, key=lambda each: (each.attempts, not each.is_sound, not each.is_awake, each.object_name)
     )
-    return tuple(each.place for each in chosen), is_proven
+    return tuple(each.object_name for each in chosen), is_proven
 
 
 def parse_service_rollout(
-    wanted: Json, seen: Json, *, is_awake: bool, is_admitted: bool, refused_at_s: float | None, now_s: float
+    wanted: Json, observed: Json, *, is_awake: bool, is_admitted: bool, refused_at_s: float | None, now_s: float
 ) -> ServiceRollout:
     """Return the facts of one Service.
 
     `is_admitted`: its turn has come. `refused_at_s`: since when the cluster refuses the new rendering, else None.
     """
-    newest, status = _newest_revision_stage(seen), seen.get("status") or {}
+    newest, status = _newest_revision_stage(observed), observed.get("status") or {}
     ready = status.get("latestReadyRevisionName")
     failed_at_s = None
-    if rendering_of(seen) != rendering_of(wanted):
+    if rendering_of(observed) != rendering_of(wanted):
         stage = RolloutStage.WAITING
         if is_admitted:
             stage, failed_at_s = RolloutStage.WRITING if refused_at_s is None else RolloutStage.REFUSED, refused_at_s
     elif newest is RolloutStage.FAILED and ready and ready != status.get("latestCreatedRevisionName"):
-        stage, failed_at_s = newest, _since_s(condition(seen, "ConfigurationsReady"), now_s)
-    elif newest is RolloutStage.FAILED or (newest is RolloutStage.STARTING and seen["metadata"].get("generation") == 1):
+        stage, failed_at_s = newest, _since_s(condition(observed, "ConfigurationsReady"), now_s)
+    elif newest is RolloutStage.FAILED or (
+        newest is RolloutStage.STARTING and observed["metadata"].get("generation") == 1
+    ):
         stage = RolloutStage.NEUTRAL
     else:
         stage = newest
     return ServiceRollout(
-        place=(seen["metadata"].get("namespace") or "", seen["metadata"]["name"]),
+        object_name=(observed["metadata"].get("namespace") or "", observed["metadata"]["name"]),
         stage=stage,
         is_sound=newest is RolloutStage.READY,
         was_ready=bool(ready),
         is_awake=is_awake,
-        is_proof=template_annotations(seen).get(INITIAL_SCALE) != "0",
-        attempts=0 if stage in OUTDATED else attempts_of(seen),
+        is_proof=template_annotations(observed).get(INITIAL_SCALE) != "0",
+        attempts=0 if stage in OUTDATED else attempts_of(observed),
         failed_at_s=failed_at_s,
     )
 
 
-def _newest_revision_stage(seen: Json) -> RolloutStage:
+def _newest_revision_stage(observed: Json) -> RolloutStage:
     """Return the stage of the newest Revision: STARTING, READY or FAILED."""
-    status = seen.get("status") or {}
-    if status.get("observedGeneration") != seen["metadata"].get("generation"):
+    status = observed.get("status") or {}
+    if status.get("observedGeneration") != observed["metadata"].get("generation"):
         return RolloutStage.STARTING
-    match condition(seen, "ConfigurationsReady").get("status"):
+    match condition(observed, "ConfigurationsReady").get("status"):
         case "True":
             return RolloutStage.READY
         case "False":
@@ -171,9 +173,9 @@ def scale_annotations(obj: Json) -> dict[str, str]:
     return {name: value for name, value in template_annotations(obj).items() if name in SCALE}
 
 
-def attempts_of(seen: Json) -> int:
+def attempts_of(observed: Json) -> int:
     """Return how many Revisions were made for a Service's rendering."""
-    return parse_whole_number(str(template_annotations(seen).get(ATTEMPT, ""))) or 1
+    return parse_whole_number(str(template_annotations(observed).get(ATTEMPT, ""))) or 1
 
 
 def with_template_annotations(obj: Json, annotations: Mapping[str, str | None]) -> dict[str, Any]:
@@ -199,13 +201,13 @@ def hold_rendering(part: dict[str, Any], wanted: Json, initial_scale: str | None
     return {**found, "metadata": {**metadata, "annotations": annotations}}
 
 
-def keep_annotations(wanted: dict[str, Any], seen: Json, initial_scale: str | None) -> dict[str, Any]:
+def keep_annotations(wanted: dict[str, Any], observed: Json, initial_scale: str | None) -> dict[str, Any]:
     """Return the wanted Service with the annotations that were chosen when its rendering was written.
 
     Other annotations would make Knative start another Revision. `initial_scale` counts only if the scale changes.
     """
-    annotations, attempts = template_annotations(seen), attempts_of(seen)
-    if scale_annotations(seen) == scale_annotations(wanted):
+    annotations, attempts = template_annotations(observed), attempts_of(observed)
+    if scale_annotations(observed) == scale_annotations(wanted):
         initial_scale = "0" if annotations.get(INITIAL_SCALE) == "0" else None
     attempt = str(attempts) if attempts > 1 else None
     if initial_scale is None and attempt is None:

@@ -52,64 +52,64 @@ class WatchCache:
     def __repr__(self) -> str:
         return f"<WatchCache services={len(self._services)} slices={len(self._slices)} failed={len(self._failed)}>"
 
-    def service_at(self, place: NamespacedName) -> Service | None:
-        """Return the Service of a version that is at `place`, else None."""
-        return self._services.get(place)
+    def service_at(self, object_name: NamespacedName) -> Service | None:
+        """Return the Service of a version that is at `object_name`, else None."""
+        return self._services.get(object_name)
 
     def failure_of(self, revision: NamespacedName) -> RevisionFailure | None:
         """Return why that Revision failed; None if it did not."""
         return self._failed.get(revision)
 
-    def service(self, place: NamespacedName, found: Service | None) -> FeedChanges:
-        """Store a version's Knative Service; None if there is none at `place` any more."""
-        before = self._services.pop(place, None)
+    def update_service(self, object_name: NamespacedName, found: Service | None) -> FeedChanges:
+        """Store a version's Knative Service; None if there is none at `object_name` any more."""
+        before = self._services.pop(object_name, None)
         if before is not None:
-            self._service_of.pop((place[0], before.serving), None)
+            self._service_of.pop((object_name[0], before.serving), None)
         if found is not None:
-            self._services[place] = found
-            self._service_of[place[0], found.serving] = place
-        return self._update(place)
+            self._services[object_name] = found
+            self._service_of[object_name[0], found.serving] = object_name
+        return self._update(object_name)
 
-    def revision(self, place: NamespacedName, failed: RevisionFailure | None) -> FeedChanges:
+    def update_revision(self, object_name: NamespacedName, failed: RevisionFailure | None) -> FeedChanges:
         """Store a Revision's failure; None if it has not failed, or is gone."""
         if failed is None:
-            self._failed.pop(place, None)
+            self._failed.pop(object_name, None)
         else:
-            self._failed[place] = failed
-        service = self._service_of.get(place)
+            self._failed[object_name] = failed
+        service = self._service_of.get(object_name)
         return FeedChanges() if service is None else self._update(service)
 
-    def slice(self, place: NamespacedName, found: SlicePods | None) -> FeedChanges:
+    def update_slice(self, object_name: NamespacedName, found: SlicePods | None) -> FeedChanges:
         """Store the pods of an EndpointSlice; None if it is gone."""
-        before = self._slices.pop(place, None)
+        before = self._slices.pop(object_name, None)
         if before is not None:
-            owner = (place[0], before.service)
-            del self._slices_of[owner][place]
+            owner = (object_name[0], before.service)
+            del self._slices_of[owner][object_name]
             if not self._slices_of[owner]:
                 del self._slices_of[owner]
         if found is not None:
-            self._slices[place] = found
-            self._slices_of.setdefault((place[0], found.service), {})[place] = None
-        owners = {(place[0], each.service) for each in (before, found) if each is not None}
+            self._slices[object_name] = found
+            self._slices_of.setdefault((object_name[0], found.service), {})[object_name] = None
+        owners = {(object_name[0], each.service) for each in (before, found) if each is not None}
         return _merge(self._update(owner) for owner in sorted(owners))
 
-    def places(self) -> tuple[NamespacedName, ...]:
+    def service_names(self) -> tuple[NamespacedName, ...]:
         """Return where Services of versions are."""
         return tuple(self._services)
 
     def check_integrity(self) -> None:
         """Assert that indexes agree, and that nothing is published about missing Services."""
-        assert {place for ids in self._slices_of.values() for place in ids} == set(self._slices)
+        assert {object_name for ids in self._slices_of.values() for object_name in ids} == set(self._slices)
         assert all(self._slices_of.values())
-        for place, published in self._published.items():
-            assert place in self._services, "a Service that is gone is still told of"
+        for object_name, published in self._published.items():
+            assert object_name in self._services, "a Service that is gone is still told of"
             assert published.revision is not None or published.replicas or published.failed, "an empty row stays"
 
-    def _update(self, place: NamespacedName) -> FeedChanges:
-        service, published = self._services.get(place), self._published.get(place, _Published())
-        revision = None if service is None else revision_row(service, place)
-        replicas = {} if service is None else self._replicas(place, service)
-        failed = None if service is None else self._failure(place, service)
+    def _update(self, object_name: NamespacedName) -> FeedChanges:
+        service, published = self._services.get(object_name), self._published.get(object_name, _Published())
+        revision = None if service is None else revision_row(service, object_name)
+        replicas = {} if service is None else self._replicas(object_name, service)
+        failed = None if service is None else self._failure(object_name, service)
         news = FeedChanges(
             revisions=() if revision is None or revision == published.revision else (revision,),
             removed_revisions=tuple(
@@ -119,31 +119,31 @@ class WatchCache:
             removed_replicas=tuple(name for name in published.replicas if name not in replicas),
             failed=()
             if service is None or failed is None or failed == published.failed
-            else ((service.of, failed[1]),),
+            else ((service.key, failed[1]),),
         )
         if revision is None and not replicas and failed is None:
-            self._published.pop(place, None)
+            self._published.pop(object_name, None)
         else:
-            self._published[place] = _Published(revision, replicas, failed)
+            self._published[object_name] = _Published(revision, replicas, failed)
         return news
 
-    def _replicas(self, place: NamespacedName, service: Service) -> dict[str, ReplicaRow]:
+    def _replicas(self, object_name: NamespacedName, service: Service) -> dict[str, ReplicaRow]:
         found: dict[str, ReplicaRow] = {}
-        for slice_place in sorted(self._slices_of.get(place, ())):
-            for pod in self._slices[slice_place].pods:
+        for slice_name in sorted(self._slices_of.get(object_name, ())):
+            for pod in self._slices[slice_name].pods:
                 found.setdefault(pod.name, replica_row(service, pod))  # a pod may have two addresses; one is enough
         return found
 
-    def _failure(self, place: NamespacedName, service: Service) -> tuple[str, RevisionFailure] | None:
-        if service.is_going:
+    def _failure(self, object_name: NamespacedName, service: Service) -> tuple[str, RevisionFailure] | None:
+        if service.is_being_deleted:
             return None
         if service.refused:
             return "", RevisionFailure(service.refused, "")
-        found = self._failed.get((place[0], service.serving))
-        published = self._published.get(place)
+        found = self._failed.get((object_name[0], service.serving))
+        published = self._published.get(object_name)
         if found is None or (published is not None and published.failed == (service.serving, found)):
             return None if found is None else (service.serving, found)
-        serves = any(not (row.unproven or row.draining) for row in self._replicas(place, service).values())
+        serves = any(not (row.unproven or row.draining) for row in self._replicas(object_name, service).values())
         return None if serves else (service.serving, found)
 
 

@@ -18,22 +18,24 @@ class PodClient:
     """Opens a new connection for each call: between two lives of a pod nothing listens."""
 
     def __init__(self, connector_factory: ConnectorFactory) -> None:
-        self._ways = connector_factory
+        self._connector_factory = connector_factory
 
-    async def bind(self, url: str, take: BindPodRequest) -> BindResponse:
+    async def bind(self, url: str, bind_request: BindPodRequest) -> BindResponse:
         """Bind a version to the pod; return when it serves. Idempotent. Raises Refused."""
-        return await self._call(url, "POST", "/control/bind", BindResponse, take, RESTORE_S)
+        return await self._call(url, "POST", "/control/bind", BindResponse, bind_request, RESTORE_S)
 
-    async def release(self, url: str, take: BindPodRequest) -> None:
+    async def release(self, url: str, bind_request: BindPodRequest) -> None:
         """Tell the pod to drain its version and wait for another. Returns before that is done. Raises Refused."""
-        await self._call(url, "POST", "/control/release", type(None), take, CALL_S)
+        await self._call(url, "POST", "/control/release", type(None), bind_request, CALL_S)
 
-    async def state(self, url: str) -> RuntimeReport:
+    async def read_state(self, url: str) -> RuntimeReport:
         """Return the pod's report of its state. Raises Refused."""
         return await self._call(url, "GET", "/control/state", RuntimeReport, None, CALL_S)
 
     async def _call(self, url: str, method: str, path: str, kind: type[T], body: object, timeout_s: float) -> T:
-        client = ServiceClient.from_connector(self._ways.connector_to(url, Role.RUNTIME), "the pod", limit=1)
+        client = ServiceClient.from_connector(
+            self._connector_factory.connector_to(url, Role.RUNTIME), "the pod", limit=1
+        )
         try:
             return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
         finally:

@@ -38,22 +38,22 @@ _HELD: Final = (PodState.BINDING, PodState.BOUND)
 @dataclass(eq=False, slots=True)
 class _Start:
     key: VersionKey
-    take: BindPodRequest
+    bind_request: BindPodRequest
     deadline_us: int
     attempts: int = 0
 
 
 class PoolActuator:
-    """Binds versions to pooled pods and releases them. `slots` bounds the number of pods. `build_take` returns the bind
-    request of a version; None if it may not be on a pooled pod.
+    """Binds versions to pooled pods and releases them. `slots` bounds the number of pods. `build_bind_request` returns
+    None for a version that may not be on a pooled pod.
     """
 
     def __init__(
         self,
         slots: int,
         pods: PoolPods,
-        calls: PodClient,
-        build_take: Callable[[VersionKey], BindPodRequest | None],
+        pod_client: PodClient,
+        build_bind_request: Callable[[VersionKey], BindPodRequest | None],
         feed: FeedHub,
         table: PodTable,
         clock: Clock,
@@ -61,8 +61,8 @@ class PoolActuator:
     ) -> None:
         self._slots = slots
         self._pods = pods
-        self._calls = calls
-        self._build_take = build_take
+        self._pod_client = pod_client
+        self._build_bind_request = build_bind_request
         self._feed = feed
         self._table = table
         self._clock = clock
@@ -84,17 +84,17 @@ class PoolActuator:
         """Return the number of pods that all pools together may have. The cluster may have room for fewer."""
         return self._slots
 
-    def ready(self, key: VersionKey) -> int:
-        return len(self._pods.of(key, PodState.BOUND))
+    def ready_count(self, key: VersionKey) -> int:
+        return len(self._pods.pods_of(key, PodState.BOUND))
 
-    def live(self, key: VersionKey) -> int:
-        return len(self._pods.of(key, *_HELD)) + len(self._starts_of(key))
+    def live_count(self, key: VersionKey) -> int:
+        return len(self._pods.pods_of(key, *_HELD)) + len(self._starts_of(key))
 
     def started_count(self, key: VersionKey) -> int:
-        return len(self._pods.of(key, *_HELD))
+        return len(self._pods.pods_of(key, *_HELD))
 
     def process_count(self, key: VersionKey) -> int:
-        return len(self._pods.of(key, *PodState)) + len(self._starts_of(key))
+        return len(self._pods.pods_of(key, *PodState)) + len(self._starts_of(key))
 
     def active_versions(self) -> tuple[VersionKey, ...]:
         return tuple(sorted(self._pods.keys() | {start.key for start in self._starts}))
@@ -103,7 +103,7 @@ class PoolActuator:
         """Return whether another pod is free or may be made. If the cluster can't make it, the start fails in time."""
         return sum(self._pods.count_taken().values()) + len(self._starts) < self._slots
 
-    def leaving(self) -> int:
+    def leaving_count(self) -> int:
         return sum(pod.state is PodState.LEAVING and not pod.is_ending for pod in self._pods)
 
     def sleep(self, key: VersionKey, level: Level) -> None:
@@ -111,51 +111,56 @@ class PoolActuator:
 
     def apply(self, key: VersionKey, replicas: int, requested_us: int) -> None:
         """Scale the version to `replicas`. Idempotent. On return the order is accepted, not carried out."""
-        live = self.live(key)
+        live = self.live_count(key)
         for _ in range(replicas - live):
-            if (take := self._build_take(key)) is None:
+            if (bind_request := self._build_bind_request(key)) is None:
                 break
-            self._starts.append(self._start(key, take))
+            self._starts.append(self._start(key, bind_request))
         surplus = live - replicas
         for start in self._starts_of(key)[::-1][: max(0, surplus)]:
             self._starts.remove(start)
             surplus -= 1
-        for pod in self._pods.of(key, *_HELD)[::-1][: max(0, surplus)]:  # the youngest: others have warm caches
+        for pod in self._pods.pods_of(key, *_HELD)[::-1][: max(0, surplus)]:  # the youngest: others have warm caches
             self.release(pod)
         self.assign_pods()
 
-    def _start(self, key: VersionKey, take: BindPodRequest) -> _Start:
-        return _Start(key, take, self._now() + int(POD_WAIT_S * 1e6))
+    def _start(self, key: VersionKey, bind_request: BindPodRequest) -> _Start:
+        return _Start(key, bind_request, self._now() + int(POD_WAIT_S * 1e6))
 
     def _starts_of(self, key: VersionKey) -> list[_Start]:
         return [start for start in self._starts if start.key == key]
 
     # -- starts --
 
-    def waiting(self) -> Collection[BindPodRequest]:
+    def waiting_requests(self) -> Collection[BindPodRequest]:
         """Return the bind requests of starts that have no pod yet."""
-        return [start.take for start in self._starts]
+        return [start.bind_request for start in self._starts]
 
     def assign_pods(self) -> None:
         """Give free pods to starts, first come, first served. A start that has waited too long fails."""
         now_us = self._clock.monotonic_us()
         for start in tuple(self._starts):
-            if (free_pod := choose_pod(start.take.weight_bytes, self._pods.free_pods())) is not None:
+            if (free_pod := choose_pod(start.bind_request.weight_bytes, self._pods.free_pods())) is not None:
                 self._starts.remove(start)
-                self._bind_to(self._pods.parked(free_pod), start)
+                self._bind_to(self._pods.find_free(free_pod), start)
             elif now_us >= start.deadline_us:
                 self._starts.remove(start)
                 self._fail(start.key, StartFailed("no pod was free in time", "no_room"))
 
     def _bind_to(self, pod: PoolPod, start: _Start) -> None:
         """Mark the pod before anything else can run, then bind in the background."""
-        pod.state, pod.key, pod.take, pod.since_us = PodState.BINDING, start.key, start.take, self._now()
+        pod.state, pod.key, pod.bind_request, pod.since_us = (
+            PodState.BINDING,
+            start.key,
+            start.bind_request,
+            self._now(),
+        )
         log.info("a pod takes a version", extra={"version": str(start.key), "pod": pod.name})
         self._tasks.start(self._bind(pod, start), f"bind {start.key}")
 
     async def _bind(self, pod: PoolPod, start: _Start) -> None:
         try:
-            bound = await self._calls.bind(pod.control_url, start.take)
+            bound = await self._pod_client.bind(pod.control_url, start.bind_request)
         except Refused as refused:
             self._handle_failed_bind(pod, start, refused.failure)
         except Exception:
@@ -164,11 +169,11 @@ class PoolActuator:
         else:
             if pod.is_ending:
                 self._handle_failed_bind(pod, start, Unavailable("the pod"))
-            elif self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key:
+            elif self._pods.contains(pod) and pod.state is PodState.BINDING and pod.key == start.key:
                 self._serve(pod, start, bound)
 
     def _handle_failed_bind(self, pod: PoolPod, start: _Start, failure: Failure) -> None:
-        was_ours = self._pods.has(pod) and pod.state is PodState.BINDING and pod.key == start.key
+        was_ours = self._pods.contains(pod) and pod.state is PodState.BINDING and pod.key == start.key
         if was_ours:
             self._reset(pod)
         start.attempts += 1
@@ -188,7 +193,7 @@ class PoolActuator:
         self._publish(pod, bound.spans)
         (replica,) = [each for each in self._table.replicas_of(start.key) if each.runtime_id == pod.runtime_id]
         log.info("a replica is ready", extra={"version": str(pod.key), "runtime_id": pod.runtime_id, "pod": pod.name})
-        notify(self._listeners, lambda listener: listener.ready(replica))
+        notify(self._listeners, lambda listener: listener.on_replica_ready(replica))
 
     def _publish(self, pod: PoolPod, restore: tuple[StageSpan, ...] = ()) -> int:
         """Publish the replica to activators and the pod table. Return the feed revision."""
@@ -204,12 +209,12 @@ class PoolActuator:
             restore=restore,
             url=pod.url,
         )
-        self._table.put(row)
+        self._table.upsert(row)
         return self._feed.publish(Feed(replicas=(row,)))
 
     def _fail(self, key: VersionKey, failure: Failure) -> None:
-        notify(self._listeners, lambda listener: listener.failed(key, failure))
-        if self.live(key) == 0:  # last: a request that fails copies the start problem into its timeline
+        notify(self._listeners, lambda listener: listener.on_start_failed(key, failure))
+        if self.live_count(key) == 0:  # last: a request that fails copies the start problem into its timeline
             self._feed.publish(Feed(failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),)))
 
     # -- ends --
@@ -224,8 +229,8 @@ class PoolActuator:
         if revision and not await self._feed.wait_until_delivered(revision, DRAIN_DELIVERY_LIMIT_S):
             log.warning("an activator may not know of a drain", extra={"pod": pod.name})
         try:
-            if pod.take is not None:
-                await self._calls.release(pod.control_url, pod.take)
+            if pod.bind_request is not None:
+                await self._pod_client.release(pod.control_url, pod.bind_request)
         except Refused as refused:  # the next probe of the pod releases it again
             log.warning("a pod was not released", extra={"pod": pod.name, "why": refused.failure.message})
 
@@ -240,7 +245,7 @@ class PoolActuator:
 
     def on_deleted(self, pod: PoolPod) -> None:
         """Remove a pod that no longer exists."""
-        self._pods.drop(pod)
+        self._pods.remove(pod)
         self._lose_replica(pod)
 
     def _lose_replica(self, pod: PoolPod) -> None:
@@ -253,10 +258,10 @@ class PoolActuator:
         self._table.remove(runtime_id)
         state = ReplicaState.READY if was is PodState.BOUND else ReplicaState.DRAINING
         replica = Replica(runtime_id, state, self._now(), key=key)
-        notify(self._listeners, lambda listener: listener.lost(replica))
+        notify(self._listeners, lambda listener: listener.on_replica_lost(replica))
 
     def _reset(self, pod: PoolPod) -> None:
-        pod.state, pod.key, pod.take, pod.runtime_id = PodState.UNKNOWN, None, None, ""
+        pod.state, pod.key, pod.bind_request, pod.runtime_id = PodState.UNKNOWN, None, None, ""
         pod.since_us = self._now()
 
     # -- reports of pods --
@@ -265,7 +270,7 @@ class PoolActuator:
         """Process a pod's report. If the pod restarted, its old replica is lost. If it has a version that is unknown
         here, an earlier control plane bound it.
         """
-        if not self._pods.has(pod):
+        if not self._pods.contains(pod):
             return
         if pod.runtime_id and report.runtime_id != pod.runtime_id:
             self._lose_replica(pod)
@@ -289,13 +294,13 @@ class PoolActuator:
         if pod.state is PodState.LEAVING:
             self._tasks.start(self._release(pod, 0), f"release {pod.name}")
         elif pod.state in (PodState.UNKNOWN, PodState.PARKED):
-            if (take := self._build_take(key)) is not None:
-                self._bind_to(pod, self._start(key, take))  # the pod answers as before, or will
+            if (bind_request := self._build_bind_request(key)) is not None:
+                self._bind_to(pod, self._start(key, bind_request))  # the pod answers as before, or will
             else:
                 unwanted = BindPodRequest(
                     tenant=key.tenant, model=key.model, version=key.version, device_class="", store="", weight_bytes=0
                 )
-                pod.state, pod.key, pod.take = PodState.LEAVING, key, unwanted
+                pod.state, pod.key, pod.bind_request = PodState.LEAVING, key, unwanted
                 self._tasks.start(self._release(pod, 0), f"release {pod.name}")
 
     def _now(self) -> int:

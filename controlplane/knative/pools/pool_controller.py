@@ -26,8 +26,8 @@ from controlplane.knative.policy.pool_service import (
     DELETION_COST,
     LISTEN_PORT,
     device_class_of,
-    pool_place,
-    pool_service,
+    pool_service_name,
+    render_pool_service,
 )
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_actuator import PoolActuator
@@ -62,7 +62,7 @@ class PoolSettings:
     """Pools, the models that use them, and the port on which pods take orders."""
 
     pools: tuple[PoolSpec, ...] = ()
-    sharing: PoolingRule = field(default_factory=PoolingRule)
+    pooling_rule: PoolingRule = field(default_factory=PoolingRule)
     port: int = LISTEN_PORT
 
 
@@ -83,7 +83,7 @@ class PooledModels:
 
     def all_models(self) -> tuple[Model, ...]:
         """Return the models that share pods, including those without a version that fits one."""
-        is_pooled = self._settings.sharing.is_pooled
+        is_pooled = self._settings.pooling_rule.is_pooled
         return tuple(model for model in self._models.all_models() if is_pooled(model.tenant, model.model))
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
@@ -92,7 +92,7 @@ class PooledModels:
 
     def is_pooled(self, model: Model, version: Version) -> bool:
         """Return whether the version runs on pooled pods: its model is pooled, and its weights fit some pool."""
-        if not self._settings.sharing.is_pooled(model.tenant, model.model):
+        if not self._settings.pooling_rule.is_pooled(model.tenant, model.model):
             return False
         return pool_for(version.registration.total_bytes, self._settings.pools) is not None
 
@@ -106,7 +106,7 @@ class PoolController:
         settings: PoolSettings,
         cluster: ClusterSpec,
         kv_bytes: int,
-        calls: PodClient,
+        pod_client: PodClient,
         models: VersionLookup,
         feed: FeedHub,
         outcomes: StartOutcomes,
@@ -117,13 +117,13 @@ class PoolController:
         self._api = api
         self._settings = settings
         self._cluster = cluster
-        self._calls = calls
+        self._pod_client = pod_client
         self._feed = feed
         self._outcomes = outcomes
         self._explained: set[VersionKey] = set()  # versions that are recorded as waiting for a pod
         self._clock = clock
-        self._specs = {pool_place(each, cluster): each for each in settings.pools}
-        self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
+        self._specs = {pool_service_name(each, cluster): each for each in settings.pools}
+        self._services = [render_pool_service(each, cluster, kv_bytes) for each in settings.pools]
         self._revisions: dict[NamespacedName, str] = {}
         self._slices: dict[NamespacedName, tuple[NamespacedName, SlicePods]] = {}
         self._knows_slices = False  # all slices were seen
@@ -132,8 +132,10 @@ class PoolController:
         self.pooled_models = PooledModels(models, settings)
         self.pods = PoolPods()
         self._tasks = tasks
-        most = sum(each.most for each in settings.pools)
-        self._actuator = PoolActuator(most, self.pods, calls, self._build_take, feed, table, clock, tasks)
+        maximum = sum(each.maximum for each in settings.pools)
+        self._actuator = PoolActuator(
+            maximum, self.pods, pod_client, self._build_bind_request, feed, table, clock, tasks
+        )
         # No warmth levels: on a cluster the last replica goes to zero, or stays.
         self._autoscaler = Autoscaler(self.pooled_models, self._actuator, clock, tasks, lambda *_: (), feed)
         self._autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, NO_POD)
@@ -145,37 +147,37 @@ class PoolController:
 
     # -- wanted and observed objects, for `KnativeController` --
 
-    def begin(self) -> None:
+    def reset_view(self) -> None:
         """Prepare for a new view of all objects. Published facts stay until then."""
         self._slices.clear()
         self._knows_slices = False
 
-    def objects(self) -> list[Json]:
+    def services(self) -> list[Json]:
         """Return the pools' Services. An operator creates their namespace."""
-        return self._objects
+        return self._services
 
-    def places(self) -> Iterable[NamespacedName]:
+    def service_names(self) -> Iterable[NamespacedName]:
         """Return where the pools' Services are."""
         return self._specs.keys()
 
-    def service(self, place: NamespacedName, obj: Json | None) -> bool:
+    def on_service(self, object_name: NamespacedName, obj: Json | None) -> bool:
         """Process a Knative Service. Return whether it belongs to a pool."""
-        if place not in self._specs:
+        if object_name not in self._specs:
             return False
         status = {} if obj is None else obj.get("status") or {}
         revision = status.get("latestReadyRevisionName") or status.get("latestCreatedRevisionName") or ""
         if revision:
-            self._revisions[place] = revision
+            self._revisions[object_name] = revision
         else:
-            self._revisions.pop(place, None)
+            self._revisions.pop(object_name, None)
         return True
 
-    def slice(self, place: NamespacedName, found: SlicePods | None) -> None:
+    def on_slice(self, object_name: NamespacedName, found: SlicePods | None) -> None:
         """Process an EndpointSlice; None if it is gone. Slices of other Services are ignored."""
-        before = self._slices.pop(place, None)
-        owner = (place[0], found.service) if found is not None else None
+        before = self._slices.pop(object_name, None)
+        owner = (object_name[0], found.service) if found is not None else None
         if found is not None and owner in self._specs:
-            self._slices[place] = owner, found
+            self._slices[object_name] = owner, found
         if not self._knows_slices:
             return  # a slice that was not seen yet may have more pods
         for slice_owner in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
@@ -190,7 +192,7 @@ class PoolController:
             if (known.namespace, known.pool) == (namespace, spec.name) and (known.name, known.url) not in there:
                 self._actuator.on_deleted(known)
         for pod in every.values():
-            known_pod = self.pods.at((namespace, pod.name))
+            known_pod = self.pods.find((namespace, pod.name))
             if known_pod is None:
                 control_url = f"https://{urlsplit(pod.url).netloc.rpartition(':')[0]}:{self._settings.port}"
                 known_pod = PoolPod(
@@ -200,9 +202,9 @@ class PoolController:
             if pod.is_leaving:
                 self._actuator.on_terminating(known_pod)
 
-    def counts(self) -> dict[tuple[str, ...], float]:
+    def count_pods(self) -> dict[tuple[str, ...], float]:
         """Return the number of pods by pool and state, and the wanted number of each pool."""
-        found: dict[tuple[str, ...], float] = {(name, "wanted"): count for name, count in self._wanted().items()}
+        found: dict[tuple[str, ...], float] = {(name, "wanted"): count for name, count in self._wanted_pods().items()}
         for pod in self.pods:
             found[pod.pool, pod.state] = found.get((pod.pool, pod.state), 0) + 1
         return found
@@ -228,7 +230,7 @@ class PoolController:
         if any(self.pooled_models.is_pooled(model, each) for each in model.live_versions):
             self._autoscaler.check_scale(model, scale)
 
-    def _build_take(self, key: VersionKey) -> BindPodRequest | None:
+    def _build_bind_request(self, key: VersionKey) -> BindPodRequest | None:
         found = self.pooled_models.find(key)
         if found is None or self._feed.is_suspended(key.tenant):
             return None
@@ -289,7 +291,7 @@ class PoolController:
         try:
             async with self._probe_permits:
                 with suppress(Refused):  # it is between two lives, or not up yet
-                    self._actuator.on_report(pod, await self._calls.state(pod.control_url))
+                    self._actuator.on_report(pod, await self._pod_client.read_state(pod.control_url))
                 await self._write_deletion_cost(pod)
         finally:
             pod.is_probing = False
@@ -312,7 +314,10 @@ class PoolController:
 
     def _explain(self) -> None:
         """Record for each version without a pod that it waits for one."""
-        waiting = {VersionKey(take.tenant, take.model, take.version) for take in self._actuator.waiting()}
+        waiting = {
+            VersionKey(bind_request.tenant, bind_request.model, bind_request.version)
+            for bind_request in self._actuator.waiting_requests()
+        }
         waiting = {key for key in waiting if not self._actuator.started_count(key)}
         for key in sorted(waiting):
             self._outcomes.set_problem(key, NO_POD)
@@ -322,21 +327,21 @@ class PoolController:
 
     def _publish_pool_rows(self) -> None:
         """Publish the wanted concurrency. Each activator reports its share to Knative's autoscaler."""
-        counts = self._wanted()
+        counts = self._wanted_pods()
         readers = max(1, self._feed.readers)
         rows = tuple(
-            PoolRow(namespace=place[0], name=revision, share=wanted / readers, wanted=wanted)
-            for place, revision in sorted(self._revisions.items())
-            for wanted in (counts[self._specs[place].name],)
+            PoolRow(namespace=object_name[0], name=revision, share=wanted / readers, wanted=wanted)
+            for object_name, revision in sorted(self._revisions.items())
+            for wanted in (counts[self._specs[object_name].name],)
         )
         if rows and rows != self._rows:
             self._rows = rows
             self._feed.publish(Feed(pools=rows))
 
-    def _wanted(self) -> dict[str, int]:
+    def _wanted_pods(self) -> dict[str, int]:
         waiting_starts: dict[str, int] = {}
-        for take in self._actuator.waiting():
-            if (spec := pool_for(take.weight_bytes, self._settings.pools)) is not None:
+        for bind_request in self._actuator.waiting_requests():
+            if (spec := pool_for(bind_request.weight_bytes, self._settings.pools)) is not None:
                 waiting_starts[spec.name] = waiting_starts.get(spec.name, 0) + 1
         return pool_concurrency(self._settings.pools, self.pods.count_taken(), waiting_starts)
 

@@ -22,7 +22,7 @@ class PodState(StrEnum):
 
 @dataclass(slots=True)
 class PoolPod:
-    """A pooled pod. `control_url` takes orders, `url` takes requests. `take` is the version's bind request, from
+    """A pooled pod. `control_url` takes orders, `url` takes requests. `bind_request` is the version's, from
     BINDING on.
     """
 
@@ -37,7 +37,7 @@ class PoolPod:
     is_ending: bool = False  # by the cluster: no new life follows
     runtime_id: str = ""
     key: VersionKey | None = None
-    take: BindPodRequest | None = None
+    bind_request: BindPodRequest | None = None
     max_streams: int = 0
     written_deletion_cost: str | None = None  # as last written; None: not yet
     refusals: int = 0  # in a row, of that write
@@ -56,23 +56,23 @@ class PoolPods:
     def __iter__(self) -> Iterator[PoolPod]:
         return iter(tuple(self._pods.values()))
 
-    def at(self, place: NamespacedName) -> PoolPod | None:
-        """Return the pod at `place`, or None."""
-        return self._pods.get(place)
+    def find(self, object_name: NamespacedName) -> PoolPod | None:
+        """Return the pod of that name; None if it is unknown."""
+        return self._pods.get(object_name)
 
     def add(self, pod: PoolPod) -> None:
         """Add a pod that was not known before."""
         self._pods[pod.namespace, pod.name] = pod
 
-    def drop(self, pod: PoolPod) -> None:
+    def remove(self, pod: PoolPod) -> None:
         """Remove a pod that is gone; an unknown one is no error."""
         self._pods.pop((pod.namespace, pod.name), None)
 
-    def has(self, pod: PoolPod) -> bool:
+    def contains(self, pod: PoolPod) -> bool:
         """Return whether this very pod is in the table, not another one with its name."""
         return self._pods.get((pod.namespace, pod.name)) is pod
 
-    def of(self, key: VersionKey, *states: PodState) -> list[PoolPod]:
+    def pods_of(self, key: VersionKey, *states: PodState) -> list[PoolPod]:
         """Return the pods with that version in these states. The one that has been in its state longest is first."""
         found = [pod for pod in self._pods.values() if pod.key == key and pod.state in states]
         return sorted(found, key=lambda pod: pod.since_us)
@@ -89,7 +89,7 @@ class PoolPods:
             if pod.state is PodState.PARKED and not pod.is_ending
         ]
 
-    def parked(self, free_pod: FreePod) -> PoolPod:
+    def find_free(self, free_pod: FreePod) -> PoolPod:
         """Return the pod that `free_pod` describes."""
         namespace, _, name = free_pod.pod.partition("/")
         return self._pods[namespace, name]
@@ -104,7 +104,7 @@ class PoolPods:
 
     def check_integrity(self) -> None:
         """Assert that a pod has a version exactly if it has a bind request."""
-        for place, pod in self._pods.items():
-            assert place == (pod.namespace, pod.name)
-            assert (pod.key is None) == (pod.take is None)
+        for object_name, pod in self._pods.items():
+            assert object_name == (pod.namespace, pod.name)
+            assert (pod.key is None) == (pod.bind_request is None)
             assert (pod.key is not None) or pod.state in (PodState.UNKNOWN, PodState.PARKED)

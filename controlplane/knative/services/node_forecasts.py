@@ -74,34 +74,37 @@ class NodeForecasts:
                 for service in {*self._pod_waits.services_with_problem(), *self._reported}:
                     self._report_problem_change(service)
 
-    def _update_pod(self, place: NamespacedName, obj: Json | None) -> None:
-        before = self._pod_waits.service_of(place)
-        service = self._pod_waits.pod(place, None if obj is None else parse_pod(obj))
+    def _update_pod(self, object_name: NamespacedName, obj: Json | None) -> None:
+        before = self._pod_waits.service_of(object_name)
+        service = self._pod_waits.update_pod(object_name, None if obj is None else parse_pod(obj))
         if service is not None:
             self._publish_forecast(service)
-        for each in {before, self._pod_waits.service_of(place)}:
+        for each in {before, self._pod_waits.service_of(object_name)}:
             if each is not None:
                 self._report_problem_change(each)
 
-    def _report_problem_change(self, place: NamespacedName) -> None:
-        """Report the problem of the pods of the Service at `place` if it changed."""
-        now, service = self._pod_waits.problem(place), self._service_at(place)
-        reported, before = self._reported.get(place, (None, None))
+    def _report_problem_change(self, object_name: NamespacedName) -> None:
+        """Report the problem of the pods of this Service if it changed."""
+        now, service = self._pod_waits.problem(object_name), self._service_at(object_name)
+        reported, before = self._reported.get(object_name, (None, None))
         if now == before:
             return
         if now is None:
-            del self._reported[place]
+            del self._reported[object_name]
             service = reported  # a Service may be deleted before its pods are gone
         elif service is not None:
-            self._reported[place] = service, now
+            self._reported[object_name] = service, now
         if service is not None:
             self._on_problem_changed(service, now, before)
 
-    def _publish_forecast(self, place: NamespacedName) -> None:
+    def _publish_forecast(self, object_name: NamespacedName) -> None:
         """Publish the Service's forecast. If its version is not known yet, a later call publishes it."""
-        service, left_s = self._service_at(place), self._pod_waits.forecast_ready_s(place, self._clock.wall_s())
+        service, left_s = (
+            self._service_at(object_name),
+            self._pod_waits.forecast_ready_s(object_name, self._clock.wall_s()),
+        )
         if service is None or left_s is None:
             return
-        key = service.of
+        key = service.key
         row = Forecast(tenant=key.tenant, model=key.model, version=key.version, ready_in_ms=round(left_s * 1000))
         self._feed.publish(Feed(forecasts=(row,)))

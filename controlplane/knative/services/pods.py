@@ -36,11 +36,11 @@ class PodTable:
         """Return the versions that have a pod."""
         return tuple(self._by_key)
 
-    def ready(self, key: VersionKey) -> int:
+    def ready_count(self, key: VersionKey) -> int:
         """Return how many pods the cluster calls ready."""
         return sum(pod.state in SERVING for pod in self.replicas_of(key))
 
-    def live(self, key: VersionKey) -> int:
+    def live_count(self, key: VersionKey) -> int:
         """Return how many pods are ready or will be."""
         return sum(pod.state in LIVE for pod in self.replicas_of(key))
 
@@ -52,7 +52,7 @@ class PodTable:
         """Return False: pods end with their version's Service, so they never prevent a deletion."""
         return False
 
-    def put(self, row: ReplicaRow) -> Replica | None:
+    def upsert(self, row: ReplicaRow) -> Replica | None:
         """Store a pod's present state. Return the replica if it became ready just now."""
         key = VersionKey(row.tenant, row.model, row.version)
         state = _state(row)

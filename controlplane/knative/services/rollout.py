@@ -39,8 +39,8 @@ _LASTING_REASONS: Final = {each.reason for each in (Denied, Invalid, Missing)}  
 
 
 class Rollout:
-    """The roll-out under one leader; `chosen` is the result. Call `render` after every change of the wanted Services,
-    and `choose` often: each call reads only Services that changed.
+    """The roll-out under one leader; `chosen` is the result. Call `set_rendered` after every change of the wanted
+    Services, and `choose` often: each call reads only Services that changed.
 
     Only the writes in progress, and since when each version is behind, are kept here. The next leader reads the rest
     from the cluster's objects.
@@ -48,16 +48,16 @@ class Rollout:
 
     def __init__(
         self,
-        seen: Callable[[Ref], Json | None],
-        failed: Callable[[NamespacedName], RevisionFailure | None],
+        find_observed: Callable[[Ref], Json | None],
+        find_failure: Callable[[NamespacedName], RevisionFailure | None],
         pods: PodTable,
         clock: Clock,
         installation: str,
         features: frozenset[str],
     ) -> None:
-        """`seen` returns a Service as it is now, `failed` why a Revision failed."""
-        self._seen = seen
-        self._failed = failed
+        """`find_observed` returns a Service as it is now, `find_failure` why a Revision failed."""
+        self._find_observed = find_observed
+        self._find_failure = find_failure
         self._pods = pods
         self._clock = clock
         self._installation = installation
@@ -68,30 +68,30 @@ class Rollout:
         self._admitted: dict[Ref, Json] = {}  # Services whose turn has come
         self._last_explained: tuple[bool, bool] | None = None  # (is proven, has failures); None: explain again
         self.chosen: dict[Ref, Json] = {}
-        self.behind: dict[VersionKey, ImageBehind] = {}
+        self.images_behind: dict[VersionKey, ImageBehind] = {}
         self.is_moving = False  # some version's turn has come: call `choose` again soon
 
     def __repr__(self) -> str:
-        return f"<Rollout behind={len(self.behind)} writing={len(self._admitted)}>"
+        return f"<Rollout behind={len(self.images_behind)} writing={len(self._admitted)}>"
 
-    def render(self, rendered: Iterable[Json], places: Mapping[NamespacedName, VersionKey]) -> None:
+    def set_rendered(self, rendered: Iterable[Json], key_by_service: Mapping[NamespacedName, VersionKey]) -> None:
         """Replace all rendered Services. Call `choose` next."""
         found = {Ref.of(obj): obj for obj in rendered}
-        self._rendered = {ref: (places[ref.place], obj) for ref, obj in found.items()}
+        self._rendered = {ref: (key_by_service[ref.namespaced_name], obj) for ref, obj in found.items()}
         for table in (self._entries, self._held_services, self._admitted, self.chosen):
             for ref in table.keys() - found.keys():
                 del table[ref]
         self._last_explained = None
 
     def choose(self, refusals: Mapping[Ref, Refusal]) -> bool:
-        """Update `chosen` and `behind`. Return whether some Service was chosen again."""
+        """Update `chosen` and `images_behind`. Return whether some Service was chosen again."""
         now_s = self._clock.wall_s()
         changed = self._read_changed(refusals, now_s)
         entries = {**self._entries, **changed}
         self._drop_finished(changed)
         every = [entry.service_rollout for entry in entries.values() if entry.service_rollout is not None]
         turns, is_proven = admit_next_wave(every, now_s)
-        due = {ref for ref in self._rendered if ref.place in turns} if turns else set[Ref]()
+        due = {ref for ref in self._rendered if ref.namespaced_name in turns} if turns else set[Ref]()
         for ref in dict.fromkeys((*changed, *due)):
             self.chosen[ref] = self._choose(ref, entries[ref], ref in due, is_proven)
         explained = (is_proven, any(each.is_failure for each in every))
@@ -100,7 +100,7 @@ class Rollout:
             self._explain(entries, *explained, int(now_s))
             self._last_explained = explained
         self._entries = entries  # last: after an error, the next call reads and chooses all of these again
-        self.is_moving = bool(turns) or any(each.reason == "starting" for each in self.behind.values())
+        self.is_moving = bool(turns) or any(each.reason == "starting" for each in self.images_behind.values())
         return bool(changed or due)
 
     def _read_changed(self, refusals: Mapping[Ref, Refusal], now_s: float) -> "dict[Ref, _Entry]":
@@ -108,7 +108,9 @@ class Rollout:
         with_pods = frozenset(self._pods.active_versions())
         changed: dict[Ref, _Entry] = {}
         for ref, (key, obj) in self._rendered.items():
-            sources = _Sources(obj, self._seen(ref), key in with_pods, ref in self._admitted, refusals.get(ref))
+            sources = _Sources(
+                obj, self._find_observed(ref), key in with_pods, ref in self._admitted, refusals.get(ref)
+            )
             before = self._entries.get(ref)
             if before is not None and before.sources == sources:
                 continue
@@ -125,20 +127,20 @@ class Rollout:
     def _read_service_rollout(
         self, sources: "_Sources", before: ServiceRollout | None, now_s: float
     ) -> ServiceRollout | None:
-        obj, seen, has_pods, is_admitted, refusal = sources
-        if seen is None or not self._is_ours(seen):
+        obj, observed, has_pods, is_admitted, refusal = sources
+        if observed is None or not self._is_ours(observed):
             return None
-        owned_part(seen)  # read here, so that an error affects only this Service
+        owned_part(observed)  # read here, so that an error affects only this Service
         refused_at_s = None
         if is_admitted and refusal is not None and refusal.reason in _LASTING_REASONS:
             refused_at_s = now_s if before is None or before.stage is not RolloutStage.REFUSED else before.failed_at_s
         is_idle = template_annotations(obj).get(f"{AUTOSCALING}/min-scale") == "0" and not has_pods
         return parse_service_rollout(
-            obj, seen, is_awake=not is_idle, is_admitted=is_admitted, refused_at_s=refused_at_s, now_s=now_s
+            obj, observed, is_awake=not is_idle, is_admitted=is_admitted, refused_at_s=refused_at_s, now_s=now_s
         )
 
-    def _is_ours(self, seen: Json) -> bool:
-        return owner_of(seen) in (None, self._installation) and "deletionTimestamp" not in seen["metadata"]
+    def _is_ours(self, observed: Json) -> bool:
+        return owner_of(observed) in (None, self._installation) and "deletionTimestamp" not in observed["metadata"]
 
     def _drop_finished(self, changed: "Mapping[Ref, _Entry]") -> None:
         for ref in self._admitted.keys() & changed.keys():
@@ -147,16 +149,16 @@ class Rollout:
                 *OUTDATED,
                 RolloutStage.STARTING,
             )
-            if is_done or rendering_of(self._admitted[ref]) != rendering_of(entry.sources.obj):
+            if is_done or rendering_of(self._admitted[ref]) != rendering_of(entry.sources.rendered):
                 del self._admitted[ref]
 
     def _choose(self, ref: Ref, entry: "_Entry", is_turn: bool, is_proven: bool) -> Json:
-        obj, seen, service_rollout = entry.sources.obj, entry.sources.seen, entry.service_rollout
+        obj, observed, service_rollout = entry.sources.rendered, entry.sources.observed, entry.service_rollout
         if service_rollout is None or service_rollout.stage not in OUTDATED:
             self._held_services.pop(ref, None)
-        if not entry.is_readable and seen is not None:
-            return unchanged_service(seen)
-        if service_rollout is None or seen is None:
+        if not entry.is_readable and observed is not None:
+            return unchanged_service(observed)
+        if service_rollout is None or observed is None:
             return obj
         # A Revision without a pod is ready at once. So allow it only for a version that has proven that it starts.
         zero = "0" if self._allows_zero and not service_rollout.is_awake and service_rollout.is_sound else None
@@ -167,12 +169,12 @@ class Rollout:
             if is_turn or before is not None:
                 self._admitted[ref] = with_template_annotations(obj, {INITIAL_SCALE: zero if is_proven else None})
                 return self._admitted[ref]
-            self._held_services[ref] = hold_rendering(self._held_services.get(ref) or owned_part(seen), obj, zero)
+            self._held_services[ref] = hold_rendering(self._held_services.get(ref) or owned_part(observed), obj, zero)
             return self._held_services[ref]
         if is_turn:
             self._admitted[ref] = with_template_annotations(obj, {ATTEMPT: str(service_rollout.attempts + 1)})
             return self._admitted[ref]
-        return keep_annotations(obj, seen, zero)
+        return keep_annotations(obj, observed, zero)
 
     def _explain(self, entries: "Mapping[Ref, _Entry]", is_proven: bool, has_failed: bool, now_s: int) -> None:
         behind: dict[VersionKey, ImageBehind] = {}
@@ -180,7 +182,7 @@ class Rollout:
             why = self._explain_delay(entry, ref in self._admitted, is_proven, has_failed)
             if why is None:
                 continue
-            known = self.behind.get(entry.key)
+            known = self.images_behind.get(entry.key)
             if known is not None and (known.reason, known.message) == why:
                 behind[entry.key] = known
                 continue
@@ -189,7 +191,7 @@ class Rollout:
             )
             if why[0] in ("failed", "refused") and (known is None or known.reason != why[0]):
                 log.warning("a version keeps its previous image", extra={"version": str(entry.key), "why": why[1]})
-        self.behind = behind
+        self.images_behind = behind
 
     def _explain_delay(
         self, entry: "_Entry", is_written: bool, is_proven: bool, has_failed: bool
@@ -197,14 +199,14 @@ class Rollout:
         """Return reason and sentence why a version is behind; None if it is not. Its tenant reads it, so it names no
         other tenant.
         """
-        service_rollout, seen, refusal = entry.service_rollout, entry.sources.seen, entry.sources.refusal
+        service_rollout, observed, refusal = entry.service_rollout, entry.sources.observed, entry.sources.refusal
         if not entry.is_readable:
             return "unreadable", "its Service in the cluster can't be read; it stays as it is"
-        if service_rollout is None or seen is None:
+        if service_rollout is None or observed is None:
             return None
         if service_rollout.stage is RolloutStage.FAILED:
-            created = str((seen.get("status") or {}).get("latestCreatedRevisionName") or "")
-            failed = self._failed((service_rollout.place[0], created))
+            created = str((observed.get("status") or {}).get("latestCreatedRevisionName") or "")
+            failed = self._find_failure((service_rollout.object_name[0], created))
             what = describe_reason("" if failed is None else failed.reason)
             return "failed", f"its new revision did not start: {what}; the previous one serves"
         if service_rollout.stage is RolloutStage.STARTING and is_written and service_rollout.was_ready:
@@ -227,8 +229,8 @@ class Rollout:
 class _Sources(NamedTuple):
     """The inputs from which a Service's facts are read."""
 
-    obj: Json  # as rendered
-    seen: Json | None  # as the cluster has it
+    rendered: Json
+    observed: Json | None  # as the cluster has it
     has_pods: bool
     is_admitted: bool  # its turn has come
     refusal: Refusal | None
@@ -246,9 +248,9 @@ class _Entry:
     is_readable: bool = True
 
 
-def unchanged_service(seen: Json) -> Json:
+def unchanged_service(observed: Json) -> Json:
     """Return a wanted state with which the cluster keeps the Service as it is."""
     try:
-        return owned_part(seen)
+        return owned_part(observed)
     except Exception:  # `managedFields` can't be read; the whole object as wanted state differs in nothing
-        return dict(seen)
+        return dict(observed)

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from controlplane.knative.apply.cluster import Json
-from controlplane.knative.policy.knative_service import ClusterSpec, PodVersion, namespace_of, service, service_name
+from controlplane.knative.policy.knative_service import (
+    ClusterSpec,
+    PodVersion,
+    namespace_of,
+    render_service,
+    service_name,
+)
 from controlplane.knative.policy.object_labels import NamespacedName
 from controlplane.registry.policy.domain import Model, Version, VersionKey
 from controlplane.scaling.policy.device_share import DeviceClaim, divide_devices
@@ -23,10 +29,10 @@ def namespaced_service_name(key: VersionKey, cluster: ClusterSpec) -> Namespaced
 
 def versions_with_service(
     models: Iterable[Model],
-    is_there: Callable[[VersionKey], bool],
+    has_service: Callable[[VersionKey], bool],
     is_ready: Callable[[VersionKey], bool],
     has_ready_pod: Callable[[VersionKey], bool],
-    is_takeover_over: Callable[[Model], bool],
+    is_report_window_over: Callable[[Model], bool],
 ) -> Iterator[tuple[Model, Version]]:
     """Yield the versions that should have a Service: those with an alias or split, and some old versions.
 
@@ -41,52 +47,52 @@ def versions_with_service(
         yield from ((model, version) for version in named)
         is_settled = all(is_ready(version.key) for version in named)
         for version in model.live_versions:
-            if version not in named and is_there(version.key):
-                answers = version.registration.version in model.meanwhile.values() or not is_takeover_over(model)
+            if version not in named and has_service(version.key):
+                answers = version.registration.version in model.meanwhile.values() or not is_report_window_over(model)
                 if not is_settled or (answers and has_ready_pod(version.key)):
                     yield model, version
 
 
-def device_claims(every: Iterable[tuple[Model, Version]]) -> Iterator[DeviceClaim[VersionKey]]:
+def device_claims(versions: Iterable[tuple[Model, Version]]) -> Iterator[DeviceClaim[VersionKey]]:
     """Yield each version's claim to devices: the oldest model first, and within a model the earliest version."""
 
     def age_order(each: tuple[Model, Version]) -> tuple[int, str, str, int]:
         model, version = each
         return model.created_at_s, model.tenant, model.model, model.versions.index(version)
 
-    for model, version in sorted(every, key=age_order):
+    for model, version in sorted(versions, key=age_order):
         leaving = version.registration.version not in model.named
         yield DeviceClaim(version.key, model.scale.min, model.scale.max, leaving)
 
 
 @dataclass(slots=True)
 class ServiceRenderer:
-    """Renders Services, again only if their facts changed. `own` is Kelvin's own namespace. `devices` bounds all
+    """Renders Services, again only if their facts changed. Kelvin itself runs in `own_namespace`. `devices` bounds all
     versions together, if it is set.
     """
 
     cluster: ClusterSpec
-    own: str
+    own_namespace: str
     kv_bytes: int
     devices: int | None = None
-    places: dict[NamespacedName, VersionKey] = field(default_factory=dict)  # of the last rendering
+    key_by_service: dict[NamespacedName, VersionKey] = field(default_factory=dict)  # of the last rendering
     _last_rendered: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
 
-    def objects(
-        self, every: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
+    def render_all(
+        self, versions: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
     ) -> tuple[list[Json], dict[VersionKey, Failure]]:
         """Return the Services, and the reasons for versions that can't have one."""
         found: dict[VersionKey, tuple[PodVersion, Json]] = {}
-        places: dict[NamespacedName, VersionKey] = {}
+        key_by_service: dict[NamespacedName, VersionKey] = {}
         failed: dict[VersionKey, Failure] = {}
-        every = tuple(every)
-        parts = {} if self.devices is None else divide_devices(self.devices, device_claims(every))
-        for model, version in every:
+        versions = tuple(versions)
+        parts = {} if self.devices is None else divide_devices(self.devices, device_claims(versions))
+        for model, version in versions:
             key = version.key
             try:
                 pod = self._pod(model, version, has_no_minimum(key.tenant), parts.get(key, model.scale.max))
                 found[key] = self._render(key, pod)
-                holder = places.setdefault(namespaced_service_name(key, self.cluster), key)
+                holder = key_by_service.setdefault(namespaced_service_name(key, self.cluster), key)
                 if holder != key:
                     del found[key]
                     raise Refused(Conflict("its Service", "another version has the same name within its namespace"))
@@ -95,7 +101,7 @@ class ServiceRenderer:
             except Exception as error:  # a defect in one version must not stop the others
                 record_error(error, key)
                 failed[key] = Internal()
-        self._last_rendered, self.places = found, places
+        self._last_rendered, self.key_by_service = found, key_by_service
         return [each for _, each in found.values()], failed
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
@@ -106,18 +112,18 @@ class ServiceRenderer:
             rule = f"must be {self.devices} or less: there are no more devices"
             raise Refused(InvalidRequest("min", str(scale.min), rule))
         for version in model.versions[-1:]:
-            pod = self._pod(replace(model, scale=scale), version, has_no_minimum=False, most=scale.max)
-            service(pod, self.cluster)
+            pod = self._pod(replace(model, scale=scale), version, has_no_minimum=False, max_scale=scale.max)
+            render_service(pod, self.cluster)
 
     def _render(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
         known = self._last_rendered.get(key)
         if known is not None and known[0] == pod:
             return known
-        if namespace_of(key.tenant, self.cluster) == self.own:
+        if namespace_of(key.tenant, self.cluster) == self.own_namespace:
             raise Refused(Conflict("the tenant's namespace", "is the one in which Kelvin itself runs"))
-        return pod, service(pod, self.cluster)
+        return pod, render_service(pod, self.cluster)
 
-    def _pod(self, model: Model, version: Version, has_no_minimum: bool, most: int) -> PodVersion:
+    def _pod(self, model: Model, version: Version, has_no_minimum: bool, max_scale: int) -> PodVersion:
         registration, scale = version.registration, model.scale
         return PodVersion(
             tenant=registration.tenant,
@@ -127,7 +133,7 @@ class ServiceRenderer:
             kv_bytes=self.kv_bytes,
             max_streams=registration.limits.max_streams,
             min_scale=0 if has_no_minimum else scale.min,
-            max_scale=most,
+            max_scale=max_scale,
             target=scale.target,
             window_s=scale.window_s,
             grace_s=scale.grace_s,

@@ -53,12 +53,12 @@ class _Policies:
 
 
 class TenantNamespaces:
-    """All namespaces in which versions should run. Calls `changed` when an answer may have changed."""
+    """All namespaces in which versions should run. Calls `on_changed` when an answer may have changed."""
 
     def __init__(
-        self, api: ClusterApi, requirements: NamespaceRequirements, clock: Clock, changed: Callable[[], None]
+        self, api: ClusterApi, requirements: NamespaceRequirements, clock: Clock, on_changed: Callable[[], None]
     ) -> None:
-        self._api, self._requirements, self._clock, self._changed = api, requirements, clock, changed
+        self._api, self._requirements, self._clock, self._on_changed = api, requirements, clock, on_changed
         self.synced = asyncio.Event()  # namespaces and policies were listed
         self._learned = asyncio.Event()  # set after each new fact
         self._begin()
@@ -77,7 +77,7 @@ class TenantNamespaces:
     def failure(self, namespace: str, tenant: str) -> StartFailed | None:
         """Return why nothing can start there; None if nothing is known to be missing."""
         lacking = self._find_missing(namespace, tenant) if self.synced.is_set() else ()
-        return policy.failure(namespace, tenant, lacking) if lacking else None
+        return policy.missing_failure(namespace, tenant, lacking) if lacking else None
 
     def is_complete(self, namespace: str, tenant: str) -> bool:
         """Return whether the namespace is known to hold all requirements. The first call starts to probe it."""
@@ -166,10 +166,10 @@ class TenantNamespaces:
 
     def _notify(self) -> None:
         self._learned.set()
-        self._changed()
+        self._on_changed()
 
-    def _update_namespace(self, place: NamespacedName, obj: Json | None) -> None:
-        name = place[1]
+    def _update_namespace(self, object_name: NamespacedName, obj: Json | None) -> None:
+        name = object_name[1]
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             self._namespaces.pop(name, None)
             self._probes.pop(name, None)
@@ -183,8 +183,8 @@ class TenantNamespaces:
             self._probe_due.set()
             self._notify()
 
-    def _update_policy(self, place: NamespacedName, obj: Json | None) -> None:
-        namespace, name = place
+    def _update_policy(self, object_name: NamespacedName, obj: Json | None) -> None:
+        namespace, name = object_name
         known = self._policies.setdefault(namespace, _Policies())
         for names, matches in ((known.denying, policy.denies_all), (known.opening, policy.opens_replicas)):
             names.discard(name)
@@ -193,4 +193,4 @@ class TenantNamespaces:
         if not known.denying and not known.opening:
             del self._policies[namespace]
         if namespace in self._wanted:
-            self._changed()
+            self._on_changed()

@@ -59,9 +59,9 @@ class VersionStatusPublisher:
     def __repr__(self) -> str:
         return f"<VersionStatusPublisher {self._watch_cache!r}>"
 
-    def places(self) -> tuple[NamespacedName, ...]:
+    def service_names(self) -> tuple[NamespacedName, ...]:
         """Return the places of versions' Services, as last seen."""
-        return self._watch_cache.places()
+        return self._watch_cache.service_names()
 
     # -- lookups
 
@@ -69,7 +69,7 @@ class VersionStatusPublisher:
         """Return the version's own Service, unless it is being deleted."""
         with suppress(Refused):
             found = self._watch_cache.service_at(namespaced_service_name(key, self._cluster))
-            if found is not None and not found.is_going and found.of == key:
+            if found is not None and not found.is_being_deleted and found.key == key:
                 return found
         return None
 
@@ -86,42 +86,44 @@ class VersionStatusPublisher:
 
     # -- observed objects; None is an object that is gone
 
-    def service(
-        self, place: NamespacedName, obj: Json | None, *, is_new: bool
+    def on_service(
+        self, object_name: NamespacedName, obj: Json | None, *, is_new: bool
     ) -> tuple[Service | None, Service | None]:
-        """Process a Knative Service. Return the version's Service that was at `place` before, and the one there now.
+        """Process a Knative Service. Return the version's Service that had this name before, and the one there now.
 
         `is_new`: it was created after this process began to watch. For an older one it is unknown since when it has
         been ready, so it counts as ready since long ago.
         """
-        before = self._watch_cache.service_at(place)
-        found = None if obj is None else self._if_ours(place, parse_service(obj))
-        self._publish(self._watch_cache.service(place, found))
+        before = self._watch_cache.service_at(object_name)
+        found = None if obj is None else self._if_ours(object_name, parse_service(obj))
+        self._publish(self._watch_cache.update_service(object_name, found))
         if found is None or not found.ready:
-            self._ready_since_s.pop(place, None)
+            self._ready_since_s.pop(object_name, None)
         else:
-            self._ready_since_s.setdefault(place, self._now_s() if is_new else -inf)
+            self._ready_since_s.setdefault(object_name, self._now_s() if is_new else -inf)
         return before, found
 
-    def revision(self, place: NamespacedName, obj: Json | None) -> None:
+    def on_revision(self, object_name: NamespacedName, obj: Json | None) -> None:
         """Process a Revision, whose failure may be new."""
-        self._publish(self._watch_cache.revision(place, None if obj is None else parse_revision_failure(obj)))
+        self._publish(
+            self._watch_cache.update_revision(object_name, None if obj is None else parse_revision_failure(obj))
+        )
 
-    def slice(self, place: NamespacedName, found: SlicePods | None) -> None:
+    def on_slice(self, object_name: NamespacedName, found: SlicePods | None) -> None:
         """Process the pods of an EndpointSlice."""
-        self._publish(self._watch_cache.slice(place, found))
+        self._publish(self._watch_cache.update_slice(object_name, found))
 
-    def fail(self, key: VersionKey, failure: Failure) -> None:
+    def fail_version(self, key: VersionKey, failure: Failure) -> None:
         """Fail the requests that wait for a version which can't have its Service."""
         log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
         self._feed.publish(Feed(failures=(self._failure(key, failure),)))
 
-    def _if_ours(self, place: NamespacedName, found: Service | None) -> Service | None:
+    def _if_ours(self, object_name: NamespacedName, found: Service | None) -> Service | None:
         """Return the Service if it is at the place where Kelvin writes it, else None. Otherwise anyone who may create a
         Service in some namespace could receive another tenant's requests.
         """
         with suppress(Refused):
-            if found is not None and place == namespaced_service_name(found.of, self._cluster):
+            if found is not None and object_name == namespaced_service_name(found.key, self._cluster):
                 return found
         return None
 
@@ -144,21 +146,21 @@ class VersionStatusPublisher:
             )
         )
         for row in news.replicas:
-            if (pod := self._pods.put(row)) is not None:
-                self._outcomes.ready(pod)
+            if (pod := self._pods.upsert(row)) is not None:
+                self._outcomes.on_replica_ready(pod)
         for name in news.removed_replicas:
             self._pods.remove(name)
 
     def _record_problem(self, service: Service, now: PodProblem | None, before: PodProblem | None) -> None:
         """Record why pods of a version are not ready. This is not a failed start: they may still start."""
-        key = service.of
+        key = service.key
         if now is not None:
             self._outcomes.set_problem(key, problem_from_failure(start_failure(now.reason, now.exit_status)))
         elif before is not None:
             self._outcomes.clear_problem(key, start_failure(before.reason, before.exit_status).reason)
 
     def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
-        self._outcomes.failed(key, failure)
+        self._outcomes.on_start_failed(key, failure)
         return RestoreFailure.from_failure(key.tenant, key.version, failure)
 
     def _now_s(self) -> float:

@@ -13,7 +13,7 @@ from controlplane.clock import Clock
 from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.policy.domain import Model, Version, VersionKey
 from controlplane.scaling.kpa.minimums import Minimums
-from controlplane.scaling.kpa.takeover import Takeover
+from controlplane.scaling.kpa.report_coverage import ReportCoverage
 from controlplane.scaling.kpa.version_scaler import VersionScaler
 from controlplane.scaling.policy.breakeven import IdleGaps, Level, LevelChange
 from controlplane.scaling.policy.kpa import TICK_S
@@ -45,9 +45,9 @@ class Actuator(Protocol):
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Put the version's only replica to sleep, one level per call, until it is at `level`. Idempotent."""
 
-    def ready(self, key: VersionKey) -> int: ...
+    def ready_count(self, key: VersionKey) -> int: ...
 
-    def live(self, key: VersionKey) -> int: ...
+    def live_count(self, key: VersionKey) -> int: ...
 
     def started_count(self, key: VersionKey) -> int:
         """Return how many of `live` have a process already."""
@@ -59,7 +59,7 @@ class Actuator(Protocol):
 
     def has_room(self) -> bool: ...
 
-    def leaving(self) -> int: ...
+    def leaving_count(self) -> int: ...
 
 
 class VersionLookup(Protocol):
@@ -96,17 +96,17 @@ class Autoscaler:
         actuator: Actuator,
         clock: Clock,
         tasks: Tasks,
-        level_changes: PlanLevels,
+        plan_levels: PlanLevels,
         feed: FeedHub,
     ) -> None:
         self.idle_gaps: IdleGaps[VersionKey] = IdleGaps()
         self._versions = versions
         self._actuator = actuator
-        self._steps = level_changes
+        self._plan_levels = plan_levels
         self._clock = clock
         self._tasks = tasks
         self._feed = feed
-        self._takeover = Takeover(feed.reader_names)
+        self._report_coverage = ReportCoverage(feed.reader_names)
         self._minimums = Minimums(versions.all_models, actuator, feed)
         self._resuming: set[VersionKey] = set()
         self._scalers: dict[VersionKey, VersionScaler] = {}
@@ -126,7 +126,7 @@ class Autoscaler:
 
     def observe(self, stats: Stats) -> None:
         """Record an activator's reports. A version at zero that is requested is evaluated before this returns."""
-        self._takeover.record_report(stats.activator, self._now_s())
+        self._report_coverage.record_report(stats.activator, self._now_s())
         for stat in stats.stats:
             key = VersionKey(stat.tenant, stat.model, stat.version)
             with contain_errors(key):
@@ -156,13 +156,13 @@ class Autoscaler:
         """Raise Refused(InvalidRequest) if `scale` raises the minimum above the tenant's share of the device slots."""
         self._minimums.check(model, scale)
 
-    def least(self, model: Model, version: Version) -> int:
+    def effective_minimum(self, model: Model, version: Version) -> int:
         """Return how many replicas of the version must stay, also without requests."""
-        return self._minimums.least(model, version)
+        return self._minimums.effective_minimum(model, version)
 
     async def run(self) -> None:
         """Tick at a fixed interval until cancelled. A missed tick is skipped."""
-        self._takeover.begin(self._now_s())
+        self._report_coverage.start(self._now_s())
         due_us = self._clock.monotonic_us()
         while True:
             self.tick()
@@ -171,18 +171,18 @@ class Autoscaler:
 
     # -- callbacks of the actuator --
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         """Record that a replica serves, so no caller waits at zero."""
         if replica.key is not None:
             self._ensure_scaler(replica.key).requested_us = None
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         """Record that a start failed. The next start waits for a new request, whatever the reason was."""
         scaler = self._ensure_scaler(key)
         scaler.requested_us = None
-        scaler.record_failed_start(self._now_s(), at_zero=self._actuator.live(key) == 0)
+        scaler.record_failed_start(self._now_s(), at_zero=self._actuator.live_count(key) == 0)
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         """Replace a replica that died, and give its slot to a version that waits for one."""
         if replica.key is not None and (scaler := self._scalers.get(replica.key)) is not None:
             scaler.record_exit(self._now_s(), served=replica.state is ReplicaState.READY)
@@ -220,7 +220,7 @@ class Autoscaler:
             self.idle_gaps.record_request(key, self._now_s())
             if found[1].stopped_at_s is not None:
                 self._resume(key, found[1].stopped_at_s)
-        if is_requested and self._actuator.live(key) == 0:
+        if is_requested and self._actuator.live_count(key) == 0:
             if scaler.requested_us is None:
                 scaler.requested_us = self._clock.monotonic_us()
             self._evaluate(scaler)
@@ -233,25 +233,25 @@ class Autoscaler:
             self._actuator.apply(key, 0, now_us)
             return
         model, version = found
-        live, now = self._actuator.live(key), now_us / _US
-        ready = self._actuator.ready(key)
+        live, now = self._actuator.live_count(key), now_us / _US
+        ready = self._actuator.ready_count(key)
         # End idle replicas of a tenant whose budget is spent. A version with running requests is reported each second.
-        is_idle = now - scaler.last_request_s >= MIN_IDLE_S and self._takeover.is_known_idle(model, now)
+        is_idle = now - scaler.last_request_s >= MIN_IDLE_S and self._report_coverage.is_known_idle(model, now)
         if is_idle and self._feed.is_spent(key.tenant) and self._actuator.process_count(key):
             self._scale_to_zero(scaler)
             return
         want = scaler.decide(
             model,
             version,
-            least=self._minimums.least(model, version),
+            minimum=self._minimums.effective_minimum(model, version),
             ready=ready,
             live=live,
-            level_changes=lambda: self._steps(model, version),
+            level_changes=lambda: self._plan_levels(model, version),
             now=now,
         )
         if isinstance(want, Level):
             self._cancel_slot_wait(key)  # no caller waits any more
-            if self._takeover.is_known_idle(model, now):
+            if self._report_coverage.is_known_idle(model, now):
                 if want is Level.ZERO:
                     self._actuator.apply(key, 0, now_us)
                 else:
@@ -259,9 +259,9 @@ class Autoscaler:
             return
         if want is None:
             return
-        if want < live and not self._takeover.is_window_over(model, now):
+        if want < live and not self._report_coverage.is_window_over(model, now):
             want = max(want, self._actuator.started_count(key))
-        if want > live and not scaler.may_start(now, least=self._minimums.least(model, version)):
+        if want > live and not scaler.may_start(now, minimum=self._minimums.effective_minimum(model, version)):
             self._evaluate_later(scaler, now)
             if key in self._missing_replicas and live == 0:
                 return  # there is still no device slot
@@ -281,11 +281,13 @@ class Autoscaler:
             return
         self._cancel_slot_wait(key)
         self._actuator.apply(key, want, now_us if scaler.requested_us is None else scaler.requested_us)
-        live = self._actuator.live(key)
+        live = self._actuator.live_count(key)
         if want > live:
             self._missing_replicas[key] = want - live
             # A minimum is a promise, so make room for each missing replica, one at a time.
-            if live < self._minimums.least(model, version) and self._make_room(key, now, is_requested=False):
+            if live < self._minimums.effective_minimum(model, version) and self._make_room(
+                key, now, is_requested=False
+            ):
                 self._waiting_for_slot[key] = None
 
     def _record_slot_shortage(self, key: VersionKey, want: int) -> None:
@@ -317,7 +319,7 @@ class Autoscaler:
     def _make_room(self, key: VersionKey, now: float, *, is_requested: bool) -> bool:
         """Return whether a slot will come free for `key`: a replica is ending, or an idle one is ended now."""
         others = len(self._waiting_for_slot) - (key in self._waiting_for_slot)
-        if self._actuator.leaving() > others:
+        if self._actuator.leaving_count() > others:
             return True
         if is_requested:
             self._minimums.apply_bounds({key.tenant} | self._tenants_at_zero())
@@ -326,18 +328,24 @@ class Autoscaler:
         may_take_others = is_requested or self._minimums.is_below_share(key.tenant)
         # Look only at versions that serve: thousands may want a slot at once, and each of them runs this.
         holders = (
-            SlotHolder(each, ready, self._actuator.live(each), self._minimums.least(*found), scaler.last_request_s)
+            SlotHolder(
+                each,
+                ready,
+                self._actuator.live_count(each),
+                self._minimums.effective_minimum(*found),
+                scaler.last_request_s,
+            )
             for each in self._actuator.active_versions()
             if (may_take_others or each.tenant == key.tenant)
             and (scaler := self._scalers.get(each)) is not None
-            and (ready := self._actuator.ready(each))
+            and (ready := self._actuator.ready_count(each))
             and (found := self._versions.find(each)) is not None
-            and self._takeover.is_known_idle(found[0], now)
+            and self._report_coverage.is_known_idle(found[0], now)
         )
         victim = choose_victim(holders, now)
         if victim is None:
             return False
-        left = self._actuator.live(victim) - 1
+        left = self._actuator.live_count(victim) - 1
         self._cancel_slot_wait(victim)
         self._scalers[victim].reset_demand(now, left)
         self._actuator.apply(victim, left, self._clock.monotonic_us())
@@ -345,7 +353,7 @@ class Autoscaler:
 
     def _tenants_at_zero(self) -> set[str]:
         """Return the tenants that wait for a version's first device slot, not for more of a minimum."""
-        return {key.tenant for key in self._waiting_for_slot if self._actuator.live(key) == 0}
+        return {key.tenant for key in self._waiting_for_slot if self._actuator.live_count(key) == 0}
 
     def _scale_to_zero(self, scaler: VersionScaler) -> None:
         """Scale the version to zero. New requests start it again if it may run."""
@@ -373,7 +381,7 @@ class Autoscaler:
         if scaler is None:
             found = self._versions.find(key)
             window_s = found[0].scale.window_s if found is not None else 60.0
-            scaler = self._scalers[key] = VersionScaler(key, window_s, self._actuator.ready(key), self._now_s())
+            scaler = self._scalers[key] = VersionScaler(key, window_s, self._actuator.ready_count(key), self._now_s())
             if found is not None and found[1].stopped_at_s is not None:
                 scaler.reset_demand(self._now_s(), left=0)  # draining replicas are no demand
         return scaler

@@ -18,7 +18,7 @@ class DeviceSlots(Protocol):
 
     def active_versions(self) -> tuple[VersionKey, ...]: ...
 
-    def live(self, key: VersionKey) -> int: ...
+    def live_count(self, key: VersionKey) -> int: ...
 
 
 class Minimums:
@@ -36,7 +36,7 @@ class Minimums:
     def __repr__(self) -> str:
         return f"<Minimums bounded={len(self._bounds)}>"
 
-    def least(self, model: Model, version: Version) -> int:
+    def effective_minimum(self, model: Model, version: Version) -> int:
         """Return how many replicas of the version must stay, also without requests."""
         if not _holds(model, version) or self._feed.is_spent(model.tenant):
             return 0
@@ -61,8 +61,8 @@ class Minimums:
             return
         weights = self._weights(waiting)
         minimums: dict[str, list[tuple[VersionKey, int]]] = {}
-        for key, least in self.list_all():
-            minimums.setdefault(key.tenant, []).append((key, least))
+        for key, minimum in self.list_all():
+            minimums.setdefault(key.tenant, []).append((key, minimum))
         for tenant, own in minimums.items():
             if any(each != tenant for each in waiting):
                 competing = weights | {tenant: self._feed.weight(tenant)}
@@ -73,7 +73,7 @@ class Minimums:
         slots = self._devices.slots
         if slots is None:
             return True
-        held = sum(self._devices.live(key) for key in self._devices.active_versions() if key.tenant == tenant)
+        held = sum(self._devices.live_count(key) for key in self._devices.active_versions() if key.tenant == tenant)
         return held < tenant_share(slots, self._weights({tenant}), tenant)
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
@@ -83,11 +83,11 @@ class Minimums:
             return
         tenant, named = model.tenant, max(1, len(model.named))
         own_share = tenant_share(slots, self._weights({tenant}), tenant)
-        others = sum(least for key, least in self.list_all() if key.tenant == tenant and key.model != model.model)
+        others = sum(minimum for key, minimum in self.list_all() if key.tenant == tenant and key.model != model.model)
         if scale.min * named + others <= own_share:
             return
-        most = max(0, own_share - others) // named
-        rule = f"must be {most} or less: your tenant's share of {slots} device slots is {own_share} at this moment"
+        limit = max(0, own_share - others) // named
+        rule = f"must be {limit} or less: your tenant's share of {slots} device slots is {own_share} at this moment"
         if others:
             rule += f", and minimums of your other models take {others}"
         if named > 1:

@@ -33,10 +33,10 @@ def scaling_spec(scale: ScaleSettings, max_streams: int, *, reachable: bool) -> 
     )
 
 
-def idle_spec(scale: ScaleSettings, least: int, *, reachable: bool) -> IdleSpec:
+def idle_spec(scale: ScaleSettings, minimum: int, *, reachable: bool) -> IdleSpec:
     """Return the bounds and timeouts of a version."""
     return IdleSpec(
-        min_scale=least,
+        min_scale=minimum,
         max_scale=scale.max,
         stable_window_s=scale.window_s,
         grace_s=scale.grace_s,
@@ -116,7 +116,7 @@ class VersionScaler:
         model: Model,
         version: Version,
         *,
-        least: int,
+        minimum: int,
         ready: int,
         live: int,
         level_changes: Callable[[], Sequence[LevelChange]],
@@ -125,10 +125,10 @@ class VersionScaler:
         """Return the replicas to have now, or the level at which the last one stays; None to leave the version as it
         is.
 
-        `least` is the minimum that holds for the version now, which may be less than the model's setting.
+        `minimum` is the one that holds for the version now. It may be less than the model's setting.
         `level_changes` returns the levels by break-even.
         """
-        if self._needs_request and live == 0 and not self._may_retry(least, now) and not may_sleep(model.scale):
+        if self._needs_request and live == 0 and not self._may_retry(minimum, now) and not may_sleep(model.scale):
             return 0  # nothing may start, and nothing sleeps
         scale, reachable = model.scale, version.registration.version in model.named
         self._stable, self._panic = (
@@ -136,11 +136,11 @@ class VersionScaler:
             convert_window(scale.average, self._panic),
         )
         self._resize(scale.window_s, now)
-        seen = Observation(stable=self._stable.average(now), panic=self._panic.average(now), ready_pods=ready)
+        observation = Observation(stable=self._stable.average(now), panic=self._panic.average(now), ready_pods=ready)
         streams = version.registration.limits.max_streams
-        decision = kpa.decide(scaling_spec(scale, streams, reachable=reachable), seen, self._kpa_state, now)
-        self._kpa_state = decision.memory
-        spec = idle_spec(scale, least, reachable=reachable)
+        decision = kpa.decide(scaling_spec(scale, streams, reachable=reachable), observation, self._kpa_state, now)
+        self._kpa_state = decision.state
+        spec = idle_spec(scale, minimum, reachable=reachable)
         facts = IdleFacts(
             desired=decision.desired, activity=self._activity, since_s=self._activity_since_s, initialized=True
         )
@@ -148,7 +148,7 @@ class VersionScaler:
         threshold = scale_to_zero.active_threshold(spec, initialized=True)
         self._set_activity(scale_to_zero.next_activity(self._activity, outcome.want, ready, threshold), now)
         want = outcome.want if isinstance(outcome, scale_to_zero.Apply) else None
-        if ready == live <= 1 and outcome.want <= 1 and spec.reachable and not least:
+        if ready == live <= 1 and outcome.want <= 1 and spec.reachable and not minimum:
             return self._decide_last_replica(scale, want, level_changes, now)
         return want
 
@@ -173,9 +173,9 @@ class VersionScaler:
         self._set_activity(Activity.INACTIVE, now)
         return level
 
-    def may_start(self, now: float, *, least: int) -> bool:
+    def may_start(self, now: float, *, minimum: int) -> bool:
         """Return whether a start may be tried. After a failed one it needs a delay and a new request."""
-        return now >= self._not_before_s and (not self._needs_request or self._may_retry(least, now))
+        return now >= self._not_before_s and (not self._needs_request or self._may_retry(minimum, now))
 
     def retry_in_s(self, now: float) -> float:
         """Return the seconds until a requested start may be tried."""
@@ -230,8 +230,8 @@ class VersionScaler:
         self._stable.check_integrity()
         self._panic.check_integrity()
 
-    def _may_retry(self, least: int, now: float) -> bool:
-        return least > 0 and now >= self._not_before_s - FAILURE_SPACING_S + MINIMUM_RETRY_S
+    def _may_retry(self, minimum: int, now: float) -> bool:
+        return minimum > 0 and now >= self._not_before_s - FAILURE_SPACING_S + MINIMUM_RETRY_S
 
     def _resize(self, window_s: float, now: float) -> None:
         if window_s != self._window_s:

@@ -139,11 +139,11 @@ class Adopter:
         """Adopt the processes that the fleet does not know, and return their number. A silent one counts as a taken
         slot until it is known.
         """
-        found = await probe_runtimes(self.directory, self.fleet.knows)
+        found = await probe_runtimes(self.directory, self.fleet.is_known)
         for each in found:
             with contain_errors(each.report.runtime_id):
                 self._adopt(each)
-        self.fleet.table.unknown_processes = len(_sockets(self.directory, self.fleet.knows))
+        self.fleet.table.unknown_processes = len(_sockets(self.directory, self.fleet.is_known))
         return len(found)
 
     async def run(self) -> None:
@@ -165,7 +165,7 @@ class Adopter:
                 self.fleet.tasks.start(self._watch_restore(process), f"watch {process.runtime_id}")
             case ReplicaState.READY if is_known:
                 self.feed.publish(Feed(replicas=(replica_row(replica),)))
-                self.actuator.announce(replica)
+                self.actuator.notify_ready(replica)
             case ReplicaState.READY | ReplicaState.DRAINING:
                 self.actuator.drain(process)
             case ReplicaState.ASLEEP | ReplicaState.DEEP_SLEEP if is_known:
@@ -184,7 +184,7 @@ class Adopter:
             with suppress(Refused):  # it may not answer for a while
                 report = await process.report()
                 if report.state is RuntimeState.READY:
-                    self.actuator.serve(process, report.max_streams, report.spans, url=report.url)
+                    self.actuator.mark_ready(process, report.max_streams, report.spans, url=report.url)
                     return
                 if report.state is not RuntimeState.RESTORING:
                     break
@@ -194,7 +194,7 @@ class Adopter:
         if not process.is_ending:
             fleet.end(process)
             if key is not None:
-                self.actuator.fail(key, Unavailable("the runtime"))
+                self.actuator.fail_start(key, Unavailable("the runtime"))
 
 
 def _replica(report: RuntimeReport, now_us: int) -> Replica:

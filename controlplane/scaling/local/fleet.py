@@ -74,7 +74,7 @@ class Fleet:
             self._forking.discard(runtime_id)
         limit_us = self._now() + int(PARK_S * 1e6)
         if await process.wait_parked(lambda: self._now() <= limit_us):
-            self.table.move(runtime_id, ReplicaEvent.PARKED, self._now())
+            self.table.apply_event(runtime_id, ReplicaEvent.PARKED, self._now())
             return process
         self.end(process)
         log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": forked.pid})
@@ -84,7 +84,7 @@ class Fleet:
             raise Refused(StartFailed("the disk of the data directory is full; free some of it"))
         raise Refused(Unavailable(PEER))
 
-    def knows(self, runtime_id: str) -> bool:
+    def is_known(self, runtime_id: str) -> bool:
         """Return whether the process is in the fleet, or is being forked for it."""
         return runtime_id in self._processes or runtime_id in self._forking
 
@@ -98,11 +98,11 @@ class Fleet:
     def end(self, process: RuntimeProcess, term_s: float = TERM_S) -> None:
         """End a process in the background: SIGTERM, later SIGKILL. Does nothing if it is ending already.
 
-        Raises IllegalMove for a replica that serves: drain it first.
+        Raises IllegalReplicaEvent for a replica that serves: drain it first.
         """
         if process.is_leaving:
             return
-        self.table.move(process.runtime_id, ReplicaEvent.END, self._now())
+        self.table.apply_event(process.runtime_id, ReplicaEvent.END, self._now())
         process.is_ending = True
         self.tasks.start(process.end(term_s), f"end {process.runtime_id}")
 

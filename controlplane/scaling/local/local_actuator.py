@@ -64,17 +64,17 @@ class LocalActuator:
     """Makes and ends replicas on this machine. Not thread-safe: use from one event loop."""
 
     def __init__(
-        self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, device: CpuShare, drain_s: float, term_s: float
+        self, fleet: Fleet, pool: StandbyPool, feed: FeedHub, cpu_share: CpuShare, drain_s: float, term_s: float
     ) -> None:
         """Give a draining replica `drain_s` seconds to finish its requests. Kill it `term_s` seconds after that."""
         self._fleet = fleet
         self._table = fleet.table
         self._pool = pool
         self._feed = feed
-        self._cpu_share = device
+        self._cpu_share = cpu_share
         self._drain_s = drain_s
         self._term_s = term_s
-        self._sleeper = ReplicaSleeper(fleet, feed, device)
+        self._sleeper = ReplicaSleeper(fleet, feed, cpu_share)
         self._waking: dict[str, _PendingStart] = {}  # by runtime id; asleep or still falling asleep
         self._failed_attempts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[ReplicaListener] = []
@@ -93,9 +93,9 @@ class LocalActuator:
         """Call `listener` on each start that is accepted from now on."""
         self._start_listeners.append(listener)
 
-    def on_slot_freed(self, listener: Callable[[], None]) -> None:
+    def add_slot_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` on each device slot that a replica gives back without dying."""
-        self._sleeper.on_slot_freed(listener)
+        self._sleeper.add_slot_listener(listener)
 
     @property
     def drain_max_s(self) -> float:
@@ -107,17 +107,17 @@ class LocalActuator:
         """Return the number of device slots of this machine."""
         return self._table.slots
 
-    def ready(self, key: VersionKey) -> int:
+    def ready_count(self, key: VersionKey) -> int:
         """Return how many replicas take requests."""
-        return self._table.ready(key)
+        return self._table.ready_count(key)
 
-    def live(self, key: VersionKey) -> int:
+    def live_count(self, key: VersionKey) -> int:
         """Return how many replicas take requests or will."""
-        return self._table.live(key)
+        return self._table.live_count(key)
 
     def started_count(self, key: VersionKey) -> int:
         """Return how many of `live` have a process already."""
-        return self._table.live(key) - len(self._table.starts_of(key))
+        return self._table.live_count(key) - len(self._table.starts_of(key))
 
     def process_count(self, key: VersionKey) -> int:
         """Return how many processes in any state and starts the version has."""
@@ -125,11 +125,11 @@ class LocalActuator:
 
     def active_versions(self) -> tuple[VersionKey, ...]:
         """Return the versions that have a process or a start."""
-        return self._table.keys()
+        return self._table.active_versions()
 
-    def leaving(self) -> int:
+    def leaving_count(self) -> int:
         """Return how many slots will come free: their replicas drain, end or are being replaced."""
-        return self._table.leaving()
+        return self._table.leaving_count()
 
     def has_room(self) -> bool:
         """Return whether a device slot is free."""
@@ -140,7 +140,7 @@ class LocalActuator:
 
         `requested_us` is when the waiting request came. The restore's spans count from there.
         """
-        for _ in range(replicas - self._table.live(key)):
+        for _ in range(replicas - self._table.live_count(key)):
             if not self._begin(key, requested_us):
                 # No start was tried, so none failed: only the waiting requests fail.
                 self._fail_waiting_requests(key, Overloaded("this machine", self._table.slots, 1.0, "device slots"))
@@ -149,7 +149,7 @@ class LocalActuator:
         if replicas == 0:
             self._failed_attempts.pop(key, None)
 
-    def replace(self, runtime_id: str, step: ReplacementStep) -> None:
+    def carry_out(self, runtime_id: str, step: ReplacementStep) -> None:
         """Carry out a step that begins or ends a replica: see `policy/replacement_steps.py`.
 
         BESIDE and AFTER need a replica that is ready. The version has as many replicas as before throughout. BESIDE
@@ -163,11 +163,11 @@ class LocalActuator:
                 log.info("a replica is replaced", extra={"runtime_id": runtime_id, "version": str(key), "how": step})
                 if step is ReplacementStep.BESIDE:
                     start = self._table.add_start(key, self._now())
-                    self._table.move(runtime_id, ReplicaEvent.RELIEVE, self._now())
+                    self._table.apply_event(runtime_id, ReplicaEvent.RELIEVE, self._now())
                     self._take_standby(start)
                 else:
                     self.drain(process)
-                    start = self._table.add_start(key, self._now(), after=runtime_id)
+                    start = self._table.add_start(key, self._now(), predecessor=runtime_id)
                     self._fleet.tasks.start(self._start_in_freed_slot(process, start), f"follow {runtime_id}")
             case ReplacementStep.CONDEMN:
                 self._begin_drain(process, end_damaged_replica)
@@ -182,8 +182,8 @@ class LocalActuator:
         if is_gone:
             self._take_standby(start)
         else:
-            self._table.abandon(start)
-            self.fail(start.key, Unavailable("the device slot of the replica before"))
+            self._table.cancel_start(start)
+            self.fail_start(start.key, Unavailable("the device slot of the replica before"))
 
     def _members(self, key: VersionKey) -> list[VersionReplica]:
         return [VersionReplica(each.runtime_id, each.state, each.since_us) for each in self._table.replicas_of(key)]
@@ -197,7 +197,7 @@ class LocalActuator:
         starts = self._table.starts_of(key)
         leaving = plan_scale_down(len(starts), self._members(key), wanted)
         for start in starts[len(starts) - leaving.starts :]:
-            self._table.abandon(start)
+            self._table.cancel_start(start)
         for runtime_id in leaving.drained:
             self.drain(self._fleet[runtime_id])
         for runtime_id in leaving.ended:
@@ -208,7 +208,7 @@ class LocalActuator:
         too, or if it sleeps as deeply already.
         """
         serving = [replica for replica in self._table.replicas_of(key) if replica.state is ReplicaState.READY]
-        if len(serving) == self._table.live(key) == 1:
+        if len(serving) == self._table.live_count(key) == 1:
             process = self._fleet[serving[0].runtime_id]
             revision = self._sleeper.begin_sleep(serving[0])
             self._fleet.tasks.start(self._put_to_sleep(process, revision), f"sleep {process.runtime_id}")
@@ -219,7 +219,7 @@ class LocalActuator:
     async def _put_to_sleep(self, process: RuntimeProcess, revision: int) -> None:
         match await self._sleeper.finish_sleep(process, revision):
             case ReplicaState.READY:
-                self.announce(self._table[process.runtime_id])
+                self.notify_ready(self._table[process.runtime_id])
             case ReplicaState.RESTORING:
                 self._resume(process)
             case ReplicaState.DOZING:
@@ -229,7 +229,7 @@ class LocalActuator:
         """Return the sleeping replicas that keep their weights in memory. The one that has slept longest is first."""
         return [replica for replica in self._table.sleepers(key) if replica.state is ReplicaState.ASLEEP]
 
-    def serve(
+    def mark_ready(
         self,
         process: RuntimeProcess,
         max_streams: int,
@@ -241,35 +241,35 @@ class LocalActuator:
         if process.is_leaving:
             return
         learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
-        replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
+        replica = self._table.apply_event(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
         assert replica.key is not None
-        self._release_surplus(replica.key, self._table.live(replica.key))
+        self._release_surplus(replica.key, self._table.live_count(replica.key))
         took_us = max((span.after_us for span in spans), default=0)
         seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
         log.info("a replica is ready", extra=seen)
-        self.announce(replica)
+        self.notify_ready(replica)
 
-    def announce(self, replica: Replica) -> None:
+    def notify_ready(self, replica: Replica) -> None:
         """Tell listeners about a replica that serves."""
         assert replica.key is not None
         self._failed_attempts.pop(replica.key, None)
         self._waking.pop(replica.runtime_id, None)
-        notify(self._listeners, lambda listener: listener.ready(replica))
+        notify(self._listeners, lambda listener: listener.on_replica_ready(replica))
 
-    def fail(self, key: VersionKey, failure: Failure) -> None:
+    def fail_start(self, key: VersionKey, failure: Failure) -> None:
         """Record a failed start. Waiting requests fail only if no other replica serves or is starting."""
         self._failed_attempts.pop(key, None)
         for runtime_id in self._without_successor(key):
-            self._table.move(runtime_id, ReplicaEvent.KEPT, self._now())
+            self._table.apply_event(runtime_id, ReplicaEvent.KEPT, self._now())
             log.warning("a replica stays: none took its place", extra={"runtime_id": runtime_id})
-        notify(self._listeners, lambda listener: listener.failed(key, failure))
+        notify(self._listeners, lambda listener: listener.on_start_failed(key, failure))
         self._fail_waiting_requests(
             key, failure
         )  # last: a request that fails copies the start problem into its timeline
 
     def _fail_waiting_requests(self, key: VersionKey, failure: Failure) -> None:
-        if self._table.live(key) == 0:
+        if self._table.live_count(key) == 0:
             self._feed.publish(Feed(failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),)))
 
     def drain(self, process: RuntimeProcess) -> None:
@@ -279,7 +279,7 @@ class LocalActuator:
     def _begin_drain(self, process: RuntimeProcess, end_replica: EndReplica) -> None:
         replica = self._table[process.runtime_id]
         if replica.state is not ReplicaState.DRAINING:
-            replica = self._table.move(process.runtime_id, ReplicaEvent.DRAIN, self._now())
+            replica = self._table.apply_event(process.runtime_id, ReplicaEvent.DRAIN, self._now())
         revision = self._feed.publish(Feed(replicas=(replica_row(replica),)))
         work = end_replica(self._fleet, self._feed, process, revision, self._drain_s, self._term_s)
         self._fleet.tasks.start(work, f"drain {process.runtime_id}")
@@ -337,8 +337,8 @@ class LocalActuator:
             process = await self._pool.take(STANDBY_WAIT_S)
         except Refused as refused:
             if self._table.is_pending(pending.start):
-                self._table.abandon(pending.start)
-                self.fail(pending.start.key, refused.failure)
+                self._table.cancel_start(pending.start)
+                self.fail_start(pending.start.key, refused.failure)
             return
         if self._table.is_pending(pending.start):
             self._restore_on(process, pending)
@@ -384,7 +384,7 @@ class LocalActuator:
                 StageSpan(Stage.PROMOTED, began_us - zero_us),
             )
             shifted = (StageSpan(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
-            self.serve(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier, bound.url)
+            self.mark_ready(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier, bound.url)
         await self._fleet.clock.sleep(READY_HOLDS_CORES_S + 0.01)  # timers may be a moment early
         self._pool.balance()
 
@@ -412,12 +412,12 @@ class LocalActuator:
         # for it.
         was_left = not was_lost and failure.code == Unavailable.code and attempt == 1
         if not (was_lost or was_left) or attempt == MAX_ATTEMPTS:
-            self.fail(key, crash_loop() if was_lost else failure)
+            self.fail_start(key, crash_loop() if was_lost else failure)
             return
         await process.wait_gone(EXIT_WAIT_S)  # until then it holds its slot
-        is_wanted = key in self._failed_attempts and self._table.live(key) == 0
+        is_wanted = key in self._failed_attempts and self._table.live_count(key) == 0
         if (is_wanted or self._without_successor(key)) and not self._begin(key, pending.start.requested_us):
-            self.fail(key, failure)
+            self.fail_start(key, failure)
 
     async def _evict_sleeper(self, sleeper: RuntimeProcess) -> bool:
         """End a sleeping replica. Return whether its memory is free now."""
@@ -431,7 +431,7 @@ class LocalActuator:
         self._waking.pop(replica.runtime_id, None)
         if replica.max_streams:  # it was in the feed
             self._feed.publish(Feed(removed_replicas=(replica.runtime_id,)))
-        notify(self._listeners, lambda listener: listener.lost(replica))
+        notify(self._listeners, lambda listener: listener.on_replica_lost(replica))
 
     def _now(self) -> int:
         return self._fleet.clock.monotonic_us()

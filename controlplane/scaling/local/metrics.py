@@ -43,7 +43,7 @@ class RestoreMetrics:
             lambda: series_by_label((("held", table.held_slots), ("free", table.slots - table.held_slots))),
         )
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         """Count the restore by the slowest tier that it read from."""
         assert replica.key is not None
         if not replica.bytes_by_tier:
@@ -63,7 +63,7 @@ class RestoreMetrics:
             )
         )
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         """Count the failed restore. Its stages are unknown."""
         now_us = int(self._wall() * 1e6)
         self._failures += 1
@@ -79,7 +79,7 @@ class RestoreMetrics:
             )
         )
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         """Ignore deaths, which are not restores."""
 
 

@@ -46,7 +46,7 @@ class _ReplacementOrder:
     is_over: bool = False
     failures: dict[VersionKey, Failure] = field(default_factory=dict)
 
-    def as_answer(self) -> Renewal:
+    def to_renewal(self) -> Renewal:
         """Return the order as the API shows it."""
         counts = (len(self.old), self.replaced)
         if not self.is_over:
@@ -74,7 +74,7 @@ class ReplicaReplacement:
     def state(self, model: Model) -> Renewal:
         """Return the state of the model's last order under this control plane."""
         order = self._orders.get((model.tenant, model.model))
-        return NO_REPLACEMENT if order is None else order.as_answer()
+        return NO_REPLACEMENT if order is None else order.to_renewal()
 
     def check(self, model: Model) -> None:
         """Raise Refused(Conflict) while an order for the model runs."""
@@ -97,18 +97,18 @@ class ReplicaReplacement:
         )
         log.info("a restart is ordered", extra={"model": model.model, "order": order.name, "replicas": len(old)})
         self._fleet.tasks.start(self._run(order), f"restart {model.model}", detached=True)
-        return order.as_answer()
+        return order.to_renewal()
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         """Do nothing: `_replace` polls the table."""
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         """Remember the failure: it may be the reason that a replacement did not come."""
         for order in self._orders.values():
             if not order.is_over and key in order.old.values():
                 order.failures[key] = failure
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         """Do nothing: `_replace` polls the table."""
 
     async def _run(self, order: _ReplacementOrder) -> None:
@@ -151,7 +151,7 @@ class ReplicaReplacement:
                     order.failures.pop(key, None)
                     start_step, ready_before = step, new
             if step is not ReplacementStep.WAIT:
-                self._actuator.replace(runtime_id, step)
+                self._actuator.carry_out(runtime_id, step)
             await self._clock.sleep(POLL_S)
 
     def _count_new(self, order: _ReplacementOrder, key: VersionKey) -> int:
@@ -163,18 +163,18 @@ class ReplicaReplacement:
 
 
 class DamageLoop:
-    """Ends replicas whose memory is damaged. `damaged` asks the cache agent for their process ids. Each replica is told
+    """Ends replicas whose memory is damaged. `find_damaged_pids` asks the cache agent. Each replica is told
     and counted once.
     """
 
     def __init__(
         self,
-        damaged: Callable[[], Awaitable[frozenset[int]]],
+        find_damaged_pids: Callable[[], Awaitable[frozenset[int]]],
         fleet: Fleet,
         actuator: LocalActuator,
         page: MetricsPage,
     ) -> None:
-        self._damaged = damaged
+        self._find_damaged_pids = find_damaged_pids
         self._fleet = fleet
         self._actuator = actuator
         self._handled_ids: set[str] = set()
@@ -192,7 +192,7 @@ class DamageLoop:
         if all(choose_step_if_damaged(replica.state) is ReplacementStep.WAIT for replica in table):
             return
         try:
-            pids = await self._damaged()
+            pids = await self._find_damaged_pids()
         except Refused:
             return
         self._handled_ids = {runtime_id for runtime_id in self._handled_ids if runtime_id in table}
@@ -201,7 +201,7 @@ class DamageLoop:
             if replica.pid not in pids or replica.runtime_id in self._handled_ids or step is ReplacementStep.WAIT:
                 continue
             with contain_errors(replica.runtime_id):
-                self._actuator.replace(replica.runtime_id, step)
+                self._actuator.carry_out(replica.runtime_id, step)
                 self._handled_ids.add(replica.runtime_id)
                 self._counter.add(())
                 seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}

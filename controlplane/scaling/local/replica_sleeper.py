@@ -29,11 +29,11 @@ SLEEP_S: Final = dependencies.SLEEP.timeout_s  # until everything is given back
 class ReplicaSleeper:
     """Puts replicas to sleep and wakes them. Not thread-safe: use from one event loop."""
 
-    def __init__(self, fleet: Fleet, feed: FeedHub, device: CpuShare) -> None:
+    def __init__(self, fleet: Fleet, feed: FeedHub, cpu_share: CpuShare) -> None:
         self._fleet = fleet
         self._table = fleet.table
         self._feed = feed
-        self._cpu_share = device
+        self._cpu_share = cpu_share
         self._slot_listeners: list[Callable[[], None]] = []
         self._releasing_weights: set[str] = set()  # runtimes that were told to release
 
@@ -41,7 +41,7 @@ class ReplicaSleeper:
         asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.DEEP_SLEEP))
         return f"<ReplicaSleeper asleep={asleep} asleep2={empty}>"
 
-    def on_slot_freed(self, listener: Callable[[], None]) -> None:
+    def add_slot_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` on each device slot that a sleeping replica gave back."""
         self._slot_listeners.append(listener)
 
@@ -49,7 +49,7 @@ class ReplicaSleeper:
         """Begin to put an idle replica to sleep. Return the feed revision that tells activators to send no more
         requests. `finish_sleep` waits for it.
         """
-        dozing = self._table.move(replica.runtime_id, ReplicaEvent.DOZE, self._now())
+        dozing = self._table.apply_event(replica.runtime_id, ReplicaEvent.DOZE, self._now())
         return self._feed.publish(Feed(replicas=(replica_row(dozing),)))
 
     def release_weights(self, replica: Replica) -> None:
@@ -88,7 +88,7 @@ class ReplicaSleeper:
             return None
         match self._table[runtime_id].state, state:
             case ReplicaState.DOZING, RuntimeState.ASLEEP:
-                self._table.move(runtime_id, ReplicaEvent.SLEPT, self._now())
+                self._table.apply_event(runtime_id, ReplicaEvent.SLEPT, self._now())
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
                 notify(self._slot_listeners, lambda listener: listener())
@@ -115,14 +115,14 @@ class ReplicaSleeper:
         if process.is_leaving or self._table[runtime_id].state is not ReplicaState.ASLEEP:
             return  # it wakes or ends
         if failure is None:
-            self._table.move(runtime_id, ReplicaEvent.DROPPED, self._now())
+            self._table.apply_event(runtime_id, ReplicaEvent.DROPPED, self._now())
             log.info("a sleeping replica released its weights", extra={"runtime_id": runtime_id})
         else:
             log.warning("a sleeping replica kept its weights", extra={"runtime_id": runtime_id, "why": failure.message})
             self._fleet.end(process)
 
     def _resume_serving(self, runtime_id: str, event: ReplicaEvent, **learned: Any) -> None:
-        replica = self._table.move(runtime_id, event, self._now(), **learned)
+        replica = self._table.apply_event(runtime_id, event, self._now(), **learned)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
 
     def _now(self) -> int:

@@ -42,13 +42,13 @@ Purpose = Literal["start", "job"]
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """The pool as an operator sees it. `kept` follows `size.wanted`, downwards with a delay. `counts` are takes by
-    purpose and by `hit` (a standby was parked) or `miss`.
+    """The pool as an operator sees it. `kept_count` follows `size.wanted`, downwards with a delay. `counts` are takes
+    by purpose and by `hit` (a standby was parked) or `miss`.
     """
 
     device: str
     size: TargetSize
-    kept: int
+    kept_count: int
     parked: int
     forked: int
     takes: DemandEstimate
@@ -91,7 +91,7 @@ class StandbyPool:
         return PoolState(
             device="cpu",
             size=self._size,
-            kept=self._kept,
+            kept_count=self._kept,
             parked=len(self._parked),
             forked=self._forked,
             takes=self._demand.estimate(self._now() / 1e6),
@@ -150,7 +150,7 @@ class StandbyPool:
 
     def adopt(self, process: RuntimeProcess) -> None:
         """Park a standby of an earlier control plane. Surplus ones end slowly, because they may be needed."""
-        if self.sizing.least and len(self._parked) >= self._kept < self.sizing.maximum:
+        if self.sizing.minimum and len(self._parked) >= self._kept < self.sizing.maximum:
             self._kept = len(self._parked) + 1
             self._surplus_since_us = self._now()
         self.put_back(process)
@@ -202,7 +202,7 @@ class StandbyPool:
         if kept != self._kept or self._size.wanted >= kept:
             self._surplus_since_us = now_us
         if kept != self._kept:
-            log.info("standbys", extra={"kept": kept, "wanted": self._size.wanted, "why": str(self._size.why)})
+            log.info("standbys", extra={"kept": kept, "wanted": self._size.wanted, "why": str(self._size.reason)})
             self._kept = kept
             self._trim()
 

@@ -117,12 +117,12 @@ class IdleGaps(Generic[K]):
         busy_s = self._busy_s.get(key)
         return None if busy_s is None else max(0.0, now - busy_s)
 
-    def of(self, key: K) -> tuple[float, ...]:
+    def gaps_of(self, key: K) -> tuple[float, ...]:
         """Return the version's last pauses in seconds, the oldest first."""
         return tuple(self._gaps.get(key, ()))
 
 
-def by_length(gaps: Iterable[float]) -> dict[int, int]:
+def gap_histogram(gaps: Iterable[float]) -> dict[int, int]:
     """Return a histogram of pauses by upper bound in seconds: 2, 4, 8, …"""
     found: dict[int, int] = {}
     for gap_s in gaps:

@@ -25,20 +25,20 @@ def tenant_share(slots: int, weights: Mapping[str, int], tenant: str) -> int:
 def cap_minimums(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
     """Return a tenant's minimums, cut so that they add up to `slots` at most. Earlier ones are served first."""
     kept = {}
-    for key, least in minimums:
-        kept[key] = min(least, slots)
+    for key, minimum in minimums:
+        kept[key] = min(minimum, slots)
         slots -= kept[key]
     return kept
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaim(Generic[K]):
-    """A version's claim: its minimum (`least`) and maximum of replicas. A version that is leaving gets what is left,
+    """A version's claim: its minimum and maximum of replicas. A version that is leaving gets what is left,
     and takes nothing away from later ones.
     """
 
     key: K
-    least: int
+    minimum: int
     maximum: int
     is_leaving: bool = False
 
@@ -46,12 +46,12 @@ class DeviceClaim(Generic[K]):
 def divide_devices(devices: int, claims: Iterable[DeviceClaim[K]]) -> dict[K, int]:
     """Return how many replicas each version may have. The first claim is served first.
 
-    A part is at most `maximum`, but at least `least` and 1. Without versions that are leaving, the parts add up to
-    `devices` at most. They exceed it only by the `least` (or 1) of versions that found fewer left.
+    A part is at most `maximum`, but at least `minimum` and 1. Without versions that are leaving, the parts add up to
+    `devices` at most. They exceed it only by the `minimum` (or 1) of versions that found fewer left.
     """
     left, parts = max(0, devices), {}
     for claim in claims:
-        part = parts[claim.key] = max(1, claim.least, min(claim.maximum, left))
+        part = parts[claim.key] = max(1, claim.minimum, min(claim.maximum, left))
         if not claim.is_leaving:
             left = max(0, left - part)
     return parts

@@ -51,7 +51,7 @@ class RestoreEstimate:
     process_s: float
     bytes_s: float
     steps: StageTimes
-    known: EstimateBasis
+    basis: EstimateBasis
 
     @property
     def ready_s(self) -> float:
@@ -121,7 +121,7 @@ class RestoreTime:
     """Mean seconds from requesting a replica until it is ready, and the number of samples (0: a guess)."""
 
     seconds: float
-    seen: int
+    samples: int
 
 
 class RestoreHistory(Generic[K]):
@@ -141,7 +141,7 @@ class RestoreHistory(Generic[K]):
         process = self._parked if parked else self._forked
         version, size = self._versions.get(key), self._sizes.get(size_class(total_bytes))
         found = version.steps if version is not None and version.steps.start.count else size or _StageMeans()
-        known = (
+        basis = (
             EstimateBasis.VERSION
             if version is not None and found is version.steps
             else EstimateBasis.SIZE
@@ -151,7 +151,7 @@ class RestoreHistory(Generic[K]):
         bind, tail = (self._mean(key, total_bytes, mean_name) for mean_name in ("bind", "tail"))
         bind_s = tail.value if bytes_s and tail.count else bind.value
         steps = StageTimes(found.lease.value, bind_s, found.answer.value)
-        return RestoreEstimate(process.value, bytes_s, steps, known)
+        return RestoreEstimate(process.value, bytes_s, steps, basis)
 
     def record_start(
         self, key: K, total_bytes: int, spans: tuple[StageSpan, ...], *, parked: bool, bytes_s: float | None, tier: str
@@ -215,20 +215,20 @@ class RestoreHistory(Generic[K]):
         version = self._versions.get(key)
         return () if version is None else version.forecast_errors
 
-    def start(self, key: K, total_bytes: int) -> RestoreTime:
+    def start_time(self, key: K, total_bytes: int) -> RestoreTime:
         """Return the time from zero to ready, from the version's own starts, otherwise from those of its size."""
         own = self._mean(key, total_bytes, "start")
         return RestoreTime(own.value + self._mean(key, total_bytes, "fetch").value, own.count)
 
-    def wake(self, key: K, total_bytes: int) -> RestoreTime:
+    def wake_time(self, key: K, total_bytes: int) -> RestoreTime:
         """Return the time from asleep to ready, from the version's own wakes, otherwise from those of its size. Without
         a sample it is at most the time of a refill, because a wake does less.
         """
         mean = self._mean(key, total_bytes, "wake")
-        seconds = mean.value if mean.count else min(mean.value, self.refill(key, total_bytes).seconds)
+        seconds = mean.value if mean.count else min(mean.value, self.refill_time(key, total_bytes).seconds)
         return RestoreTime(seconds, mean.count)
 
-    def refill(self, key: K, total_bytes: int) -> RestoreTime:
+    def refill_time(self, key: K, total_bytes: int) -> RestoreTime:
         """Return the time from asleep without weights to ready, from own wakes, otherwise from those of its size.
         Without a sample it is the time of a start without its process.
         """
@@ -237,7 +237,7 @@ class RestoreHistory(Generic[K]):
         own_s = own.value if own.count or not start.count else max(0.0, start.value - self._parked.value)
         return RestoreTime(own_s + self._mean(key, total_bytes, "fetch").value, own.count)
 
-    def fetches(self, key: K) -> dict[str, RestoreTime]:
+    def fetch_times(self, key: K) -> dict[str, RestoreTime]:
         """Return how long the version's own leases took, by the slowest tier that bytes came from."""
         version = self._versions.get(key)
         return {tier: RestoreTime(mean.value, mean.count) for tier, mean in (version.fetches if version else ())}

@@ -69,7 +69,7 @@ class Decision:
     desired: int
     excess_burst_capacity: int
     valid: bool
-    memory: KpaState
+    state: KpaState
 
 
 def initial_state(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) -> KpaState:
@@ -81,25 +81,25 @@ def initial_state(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) 
     )
 
 
-def decide(spec: ScalingSpec, seen: Observation, memory: KpaState, now: float) -> Decision:
+def decide(spec: ScalingSpec, observation: Observation, state: KpaState, now: float) -> Decision:
     """Decide for one tick. Never raises: after a metrics error, the decision is not valid and keeps the state."""
-    if seen.ready_error or seen.metric_error:
-        return Decision(0, 0, False, memory)
-    ready = float(max(1, seen.ready_pods))
-    stable_raw = go_ceil(go_divide(seen.stable, spec.target_value))
-    panic_raw = go_ceil(go_divide(seen.panic, spec.target_value))
+    if observation.ready_error or observation.metric_error:
+        return Decision(0, 0, False, state)
+    ready = float(max(1, observation.ready_pods))
+    stable_raw = go_ceil(go_divide(observation.stable, spec.target_value))
+    panic_raw = go_ceil(go_divide(observation.panic, spec.target_value))
     stable = _apply_rate_limits(spec, stable_raw, ready)
     panic = _apply_rate_limits(spec, panic_raw, ready)
-    memory = _update_panic(spec, memory, over=panic_raw / ready >= spec.panic_threshold, now=now)
+    state = _update_panic(spec, state, over=panic_raw / ready >= spec.panic_threshold, now=now)
     desired = stable
-    if memory.panic_time_s is not None:
+    if state.panic_time_s is not None:
         # Panic mode never scales down: the surge must reach the stable window first.
-        desired = max(stable, panic, memory.max_panic_pods)
-        memory = replace(memory, max_panic_pods=desired)
-    if spec.reachable and memory.delay_buckets:
-        memory = replace(memory, delay=_update_delay_window(memory, desired, now))
-        desired = memory.delay[0][1]
-    return Decision(desired, _excess_burst_capacity(spec, seen), True, memory)
+        desired = max(stable, panic, state.max_panic_pods)
+        state = replace(state, max_panic_pods=desired)
+    if spec.reachable and state.delay_buckets:
+        state = replace(state, delay=_update_delay_window(state, desired, now))
+        desired = state.delay[0][1]
+    return Decision(desired, _excess_burst_capacity(spec, observation), True, state)
 
 
 def resolve_target(
@@ -128,35 +128,35 @@ def resolve_target(
 def _apply_rate_limits(spec: ScalingSpec, wanted: float, ready: float) -> int:
     """Apply the maximum rates, then the activation scale. Rounding allows at least one pod more or less."""
     most = go_ceil(spec.max_scale_up_rate * ready)
-    least = go_floor(go_divide(ready, spec.max_scale_down_rate)) if spec.reachable else 0.0
-    limited = int32(go_min(go_max(wanted, least), most))
+    minimum = go_floor(go_divide(ready, spec.max_scale_down_rate)) if spec.reachable else 0.0
+    limited = int32(go_min(go_max(wanted, minimum), most))
     return max(limited, spec.activation_scale) if wanted > 0 and spec.activation_scale > 1 else limited
 
 
-def _update_panic(spec: ScalingSpec, memory: KpaState, *, over: bool, now: float) -> KpaState:
+def _update_panic(spec: ScalingSpec, state: KpaState, *, over: bool, now: float) -> KpaState:
     if over:
-        return replace(memory, panic_time_s=now)
-    if memory.panic_time_s is None:
-        return memory
-    if to_nanoseconds(memory.panic_time_s) + to_nanoseconds(spec.stable_window_s) < to_nanoseconds(now):
-        return replace(memory, panic_time_s=None, max_panic_pods=0)
-    return memory
+        return replace(state, panic_time_s=now)
+    if state.panic_time_s is None:
+        return state
+    if to_nanoseconds(state.panic_time_s) + to_nanoseconds(spec.stable_window_s) < to_nanoseconds(now):
+        return replace(state, panic_time_s=None, max_panic_pods=0)
+    return state
 
 
-def _update_delay_window(memory: KpaState, desired: int, now: float) -> tuple[tuple[int, int], ...]:
+def _update_delay_window(state: KpaState, desired: int, now: float) -> tuple[tuple[int, int], ...]:
     """Return the delay window with `desired`. It keeps values above all later ones, so the first is the largest."""
-    bucket, kept = to_nanoseconds(now) // _TICK_NS, list(memory.delay)
+    bucket, kept = to_nanoseconds(now) // _TICK_NS, list(state.delay)
     while kept and desired >= kept[-1][1]:
         kept.pop()
-    while kept and bucket - kept[0][0] >= memory.delay_buckets:
+    while kept and bucket - kept[0][0] >= state.delay_buckets:
         kept.pop(0)
     if kept and kept[-1][0] == bucket:
         _, desired = kept.pop()  # keep the larger value of the same bucket
     kept.append((bucket, desired))
-    return tuple(kept[-memory.delay_buckets :])  # this limit matters only if the clock goes backwards
+    return tuple(kept[-state.delay_buckets :])  # this limit matters only if the clock goes backwards
 
 
-def _excess_burst_capacity(spec: ScalingSpec, seen: Observation) -> int:
+def _excess_burst_capacity(spec: ScalingSpec, observation: Observation) -> int:
     """Return the capacity beyond the target burst. If it is negative, the activator stays in the path."""
     if spec.target_burst_capacity == 0:
         return 0
@@ -164,4 +164,4 @@ def _excess_burst_capacity(spec: ScalingSpec, seen: Observation) -> int:
         return -1
     # Use the true count of ready pods, which may be 0. The panic average takes the activator out of the path less
     # hastily.
-    return int32(go_floor(seen.ready_pods * spec.total_value - spec.target_burst_capacity - seen.panic))
+    return int32(go_floor(observation.ready_pods * spec.total_value - spec.target_burst_capacity - observation.panic))

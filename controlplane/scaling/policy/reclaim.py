@@ -11,12 +11,12 @@ MIN_IDLE_S: Final = 2.0  # two reports; a shorter gap may lie between the reques
 
 @dataclass(frozen=True, slots=True)
 class SlotHolder(Generic[K]):
-    """A version that holds slots. `last_request_s` is when it was last requested; `least` is its minimum."""
+    """A version that holds slots. `last_request_s` is when it was last requested. `minimum` replicas stay."""
 
     key: K
     ready: int
     live: int
-    least: int
+    minimum: int
     last_request_s: float
 
 
@@ -25,6 +25,6 @@ def choose_victim(holders: Iterable[SlotHolder[K]], now: float) -> K | None:
     idle = [
         holder
         for holder in holders
-        if holder.ready and holder.ready == holder.live > holder.least and now - holder.last_request_s >= MIN_IDLE_S
+        if holder.ready and holder.ready == holder.live > holder.minimum and now - holder.last_request_s >= MIN_IDLE_S
     ]
     return min(idle, key=lambda holder: holder.last_request_s).key if idle else None

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class IllegalMove(ValueError):
+class IllegalReplicaEvent(ValueError):
     """The event is not allowed in that state. The state stays as it was."""
 
 
@@ -47,7 +47,7 @@ class ReplicaEvent(StrEnum):
 
 
 _S, _E = ReplicaState, ReplicaEvent
-MOVES: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
+TRANSITIONS: Final[dict[tuple[ReplicaState, ReplicaEvent], ReplicaState]] = {
     (_S.FORKED, _E.PARKED): _S.STANDBY,
     (_S.FORKED, _E.END): _S.ENDING,
     (_S.STANDBY, _E.TOOK_JOB): _S.JOB,
@@ -77,9 +77,9 @@ SERVING: Final = frozenset({_S.READY, _S.RELIEVED})  # takes requests
 SLEEPING: Final = frozenset({_S.ASLEEP, _S.DEEP_SLEEP})
 
 
-def move(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
-    """Return the state after the event. Raises IllegalMove."""
+def next_state(state: ReplicaState, event: ReplicaEvent) -> ReplicaState:
+    """Return the state after the event. Raises IllegalReplicaEvent."""
     try:
-        return MOVES[state, event]
+        return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalMove(f"a replica that is {state} can't {event}") from None
+        raise IllegalReplicaEvent(f"a replica that is {state} can't {event}") from None

@@ -36,7 +36,7 @@ class ScaleSettings(Wire, frozen=True):
 ScaleChange = patch_of(ScaleSettings, "ScaleChange", "Body of `PUT /admin/v1/models/M/scale`; what is not given stays.")
 
 
-def changed(settings: ScaleSettings, change: Mapping[str, Any]) -> ScaleSettings:
+def apply_change(settings: ScaleSettings, change: Mapping[str, Any]) -> ScaleSettings:
     """Return the changed settings. Raises Refused(InvalidRequest) if min exceeds max or the window is invalid."""
     found = structs.replace(settings, **change)
     check_local_window(found.window_s)

@@ -73,11 +73,11 @@ ScaleDecision = Apply | Deactivate | Hold
 
 def clamp_scale(spec: IdleSpec, desired: int, *, initialized: bool) -> int:
     """Return `desired` within min and max. Min is the initial scale until reached, and 0 for unreachable versions."""
-    least = spec.min_scale if spec.reachable else 0
+    minimum = spec.min_scale if spec.reachable else 0
     if spec.initial_scale > 1 and not initialized and spec.reachable:
-        least = max(least, spec.initial_scale)
-    if desired < least:
-        return least
+        minimum = max(minimum, spec.initial_scale)
+    if desired < minimum:
+        return minimum
     return spec.max_scale if spec.max_scale and desired > spec.max_scale else desired
 
 
@@ -117,8 +117,8 @@ def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> ScaleDecision:
 
 def active_threshold(spec: IdleSpec, *, initialized: bool) -> int:
     """Return how many ready replicas make a version active."""
-    least = spec.min_scale if spec.reachable else 0
-    return max(least, 1 if initialized else spec.initial_scale)
+    minimum = spec.min_scale if spec.reachable else 0
+    return max(minimum, 1 if initialized else spec.initial_scale)
 
 
 def next_activity(before: Activity, want: int, ready: int, threshold: int) -> Activity:

@@ -40,9 +40,9 @@ class SizeReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolSizing:
-    """An operator's settings of a pool. `least` 0 turns the pool off."""
+    """An operator's settings of a pool. A `minimum` of 0 turns the pool off."""
 
-    least: int
+    minimum: int
     maximum: int  # more are never useful
     target: float  # probability that a start finds a standby; from MIN_TARGET to below 1
     share: float  # at least this fraction of the running replicas
@@ -63,31 +63,33 @@ class TargetSize:
     """The desired number of standbys, the reason, and the probability that a take then finds one."""
 
     wanted: int
-    why: SizeReason
+    reason: SizeReason
     probability: float
 
 
 def target_size(sizing: PoolSizing, load: PoolLoad) -> TargetSize:
     """Return the largest of the demands, within both bounds."""
-    if sizing.least == 0:
+    if sizing.minimum == 0:
         return TargetSize(0, SizeReason.OFF, 0.0)
     takes = load.takes
     mean = takes.per_s * takes.replace_s
     wishes = (
-        (sizing.least, SizeReason.LEAST),
+        (sizing.minimum, SizeReason.LEAST),
         (ceil(sizing.share * load.running), SizeReason.SHARE),
         (standbys_for_rate(mean, sizing.target, sizing.maximum + 1), SizeReason.RATE),
         (standbys_for_history(takes.outstanding_weights, sizing.target), SizeReason.BURSTS),
     )
-    wanted, why = max(wishes, key=lambda wish: wish[0])  # the first of equals
+    wanted, reason = max(wishes, key=lambda wish: wish[0])  # the first of equals
     for bound, cut in (
         (sizing.maximum, SizeReason.MOST),
         (sizing.budget_bytes // max(1, load.standby_bytes), SizeReason.BUDGET),
     ):
         if wanted > bound:
-            wanted, why = bound, cut
+            wanted, reason = bound, cut
     return TargetSize(
-        wanted, why, min(hit_probability_at_rate(mean, wanted), observed_hit_ratio(takes.outstanding_weights, wanted))
+        wanted,
+        reason,
+        min(hit_probability_at_rate(mean, wanted), observed_hit_ratio(takes.outstanding_weights, wanted)),
     )
 
 

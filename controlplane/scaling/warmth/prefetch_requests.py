@@ -28,17 +28,17 @@ class PrefetchRequest(Wire, frozen=True):
 
 
 class Prefetcher:
-    """Sends each prefetch request once at a time. `ask` returns when the cache accepted it, and raises Refused."""
+    """Sends each prefetch request once at a time. `send_request` returns when the cache accepted it; raises Refused."""
 
-    def __init__(self, ask: Callable[[PrefetchRequest], Awaitable[None]], tasks: Tasks) -> None:
-        self._ask = ask
+    def __init__(self, send_request: Callable[[PrefetchRequest], Awaitable[None]], tasks: Tasks) -> None:
+        self._send_request = send_request
         self._tasks = tasks
         self._in_flight: set[PrefetchRequest] = set()
 
     def __repr__(self) -> str:
-        return f"<Prefetcher asking={len(self._in_flight)}>"
+        return f"<Prefetcher in_flight={len(self._in_flight)}>"
 
-    def named(self, key: VersionKey) -> None:
+    def on_alias_moved(self, key: VersionKey) -> None:
         """Prefetch a version that an alias names, because requests for it will come."""
         self._request(PrefetchRequest(tenant=key.tenant, version=key.version, urgent=False))
 
@@ -54,7 +54,7 @@ class Prefetcher:
 
     async def _send(self, request: PrefetchRequest) -> None:
         try:
-            await self._ask(request)
+            await self._send_request(request)
         except Refused as refused:
             seen = {"tenant": request.tenant, "version": request.version, "why": refused.failure.message}
             log.info("the weight cache refused a prefetch", extra=seen)

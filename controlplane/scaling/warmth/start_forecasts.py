@@ -27,7 +27,7 @@ from kelvin.telemetry.policy.labels import OK, slowest_tier
 log = logging.getLogger(__name__)
 
 FindVersion = Callable[[VersionKey], tuple[Model, Version] | None]
-AskWhereabouts = Callable[[VersionKey], Awaitable[TierPlacement]]
+LocateBytes = Callable[[VersionKey], Awaitable[TierPlacement]]
 
 RATIOS: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
@@ -47,16 +47,16 @@ class StartForecaster:
 
     def __init__(
         self,
-        find: FindVersion,
-        ask_whereabouts: AskWhereabouts,
+        find_version: FindVersion,
+        locate_bytes: LocateBytes,
         feed: FeedHub,
         clock: Clock,
         tasks: Tasks,
         page: MetricsPage,
     ) -> None:
         self.history: RestoreHistory[VersionKey] = RestoreHistory()
-        self._find_version = find
-        self._ask_whereabouts = ask_whereabouts
+        self._find_version = find_version
+        self._locate_bytes = locate_bytes
         self._feed = feed
         self._clock = clock
         self._tasks = tasks
@@ -77,25 +77,27 @@ class StartForecaster:
         start = self._pending_forecasts[key] = _PendingForecast(requested_us, parked, wake_level)
         self._tasks.start(self._forecast(key, start), f"forecast of {key}")
 
-    def estimate(self, key: VersionKey, whereabouts: TierPlacement, *, parked: bool) -> RestoreEstimate:
+    def estimate(self, key: VersionKey, placement: TierPlacement, *, parked: bool) -> RestoreEstimate:
         """Estimate a start that would begin now."""
-        return self.history.estimate(key, _total_bytes(whereabouts), whereabouts.bytes_s, parked=parked)
+        return self.history.estimate(key, _total_bytes(placement), placement.bytes_s, parked=parked)
 
     def estimate_wake_s(self, key: VersionKey, total_bytes: int, level: Level) -> float:
         """Return the mean seconds of a wake from that level until the replica is ready."""
         history = self.history
-        restore = history.refill(key, total_bytes) if level is Level.DEEP_SLEEP else history.wake(key, total_bytes)
+        restore = (
+            history.refill_time(key, total_bytes) if level is Level.DEEP_SLEEP else history.wake_time(key, total_bytes)
+        )
         return restore.seconds
 
-    async def whereabouts(self, key: VersionKey) -> TierPlacement | None:
+    async def find_placement(self, key: VersionKey) -> TierPlacement | None:
         """Return where the version's bytes are; None if the cache agent does not answer."""
         try:
-            return await self._ask_whereabouts(key)
+            return await self._locate_bytes(key)
         except Refused as refused:
             log.info("the location of a version's bytes is unknown", extra={"version": str(key), "why": str(refused)})
             return None
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         """Learn from a finished start or wake. Starts that another control plane began are ignored."""
         assert replica.key is not None
         self._pending_idle_forecasts.pop(replica.key, None)
@@ -119,11 +121,11 @@ class StartForecaster:
             self.history.record_forecast_error(replica.key, error)
             self._ratios.observe((tier,), error.ratio)
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         """Drop the pending forecast: a failed start teaches nothing."""
         self._pending_forecasts.pop(key, None)
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         """Tell activators how long another start would take, because this may have been the version's last replica. So
         a request whose deadline is too short does not wait. A mere guess is not published.
         """
@@ -158,12 +160,12 @@ class StartForecaster:
                 0.0 if found is None else self.estimate_wake_s(key, found[1].registration.total_bytes, start.wake_level)
             )
         else:
-            whereabouts = await self.whereabouts(key)
-            if whereabouts is None or self._pending_forecasts.get(key) is not start:
+            placement = await self.find_placement(key)
+            if placement is None or self._pending_forecasts.get(key) is not start:
                 return  # the start is over: too late for a forecast
-            start.estimate = self.estimate(key, whereabouts, parked=start.parked)
-            bytes_to_bring = _total_bytes(whereabouts) - whereabouts.bytes_by_tier.get("host", 0)
-            tier = slowest_tier(whereabouts.bytes_by_tier)
+            start.estimate = self.estimate(key, placement, parked=start.parked)
+            bytes_to_bring = _total_bytes(placement) - placement.bytes_by_tier.get("host", 0)
+            tier = slowest_tier(placement.bytes_by_tier)
             left_s = start.estimate.ready_s - (self._clock.monotonic_us() - start.requested_us) / 1e6
         row = Forecast(
             tenant=key.tenant,
@@ -177,17 +179,17 @@ class StartForecaster:
 
     def _has_history(self, key: VersionKey) -> bool:
         found = self._find_version(key)
-        return found is not None and self.history.start(key, found[1].registration.total_bytes).seen > 0
+        return found is not None and self.history.start_time(key, found[1].registration.total_bytes).samples > 0
 
     async def _publish_idle_forecast(self, key: VersionKey, idle_forecast_number: int) -> None:
-        whereabouts = await self.whereabouts(key)
+        placement = await self.find_placement(key)
         if self._pending_idle_forecasts.get(key) != idle_forecast_number:
             return  # meanwhile it serves or starts, or was lost again
         del self._pending_idle_forecasts[key]
-        if whereabouts is None or not _is_measured(whereabouts) or self._find_version(key) is None:
+        if placement is None or not _is_measured(placement) or self._find_version(key) is None:
             return
-        forecast = self.estimate(key, whereabouts, parked=True)
-        if forecast.known is EstimateBasis.GUESS:
+        forecast = self.estimate(key, placement, parked=True)
+        if forecast.basis is EstimateBasis.GUESS:
             return
         row = StartRow(
             tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(forecast.ready_s * 1000))
@@ -195,11 +197,11 @@ class StartForecaster:
         self._feed.publish(Feed(starts=(row,)))
 
 
-def _is_measured(whereabouts: TierPlacement) -> bool:
+def _is_measured(placement: TierPlacement) -> bool:
     """Return whether every tier that has bytes of the version has a measured rate, not an assumed one."""
-    tiers = [tier for tier, nbytes in whereabouts.bytes_by_tier.items() if nbytes and tier in whereabouts.rates]
-    return all(whereabouts.rates[tier].loads for tier in tiers)
+    tiers = [tier for tier, nbytes in placement.bytes_by_tier.items() if nbytes and tier in placement.rates]
+    return all(placement.rates[tier].loads for tier in tiers)
 
 
-def _total_bytes(whereabouts: TierPlacement) -> int:
-    return sum(whereabouts.bytes_by_tier.values())
+def _total_bytes(placement: TierPlacement) -> int:
+    return sum(placement.bytes_by_tier.values())

@@ -72,14 +72,14 @@ class WarmthCost:
             warm_bytes=total + self._kv_bytes + PROCESS_BYTES,
             asleep_bytes=total + PROCESS_BYTES,
             asleep2_bytes=PROCESS_BYTES,
-            start=self._history.start(version.key, total),
-            wake=self._history.wake(version.key, total),
-            refill=self._history.refill(version.key, total),
+            start=self._history.start_time(version.key, total),
+            wake=self._history.wake_time(version.key, total),
+            refill=self._history.refill_time(version.key, total),
         )
 
-    def fetches(self, key: VersionKey) -> dict[str, RestoreTime]:
+    def fetch_times(self, key: VersionKey) -> dict[str, RestoreTime]:
         """Return how long the version's own leases took, by the slowest tier that bytes came from."""
-        return self._history.fetches(key)
+        return self._history.fetch_times(key)
 
     def level_changes(self, model: Model, version: Version) -> tuple[LevelChange, ...]:
         """Return when the version's last replica changes its level."""

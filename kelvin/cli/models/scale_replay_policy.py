@@ -64,15 +64,15 @@ class ScaleCase(Wire, frozen=True):
     created_at_s: Seconds | None = None
     preset_state: PresetState | None = None
 
-    def memory(self, spec: ScalingSpec) -> KpaState:
+    def state(self, spec: ScalingSpec) -> KpaState:
         """Return the autoscaler's initial state, with the preset values applied."""
-        memory = initial_state(self.ready_pods_at_create or 0, self.created_at_s or 0.0, spec.scale_down_delay_s)
+        state = initial_state(self.ready_pods_at_create or 0, self.created_at_s or 0.0, spec.scale_down_delay_s)
         preset = self.preset_state or PresetState()
         if not isinstance(preset.panic_time_s, msgspec.UnsetType):
-            memory = replace(memory, panic_time_s=preset.panic_time_s)
+            state = replace(state, panic_time_s=preset.panic_time_s)
         if preset.max_panic_pods is not None:
-            memory = replace(memory, max_panic_pods=preset.max_panic_pods)
-        return memory
+            state = replace(state, max_panic_pods=preset.max_panic_pods)
+        return state
 
 
 class ReplayStep(Wire, frozen=True):
@@ -176,7 +176,7 @@ def average(raw: bytes) -> WindowResults:
 
 def _replay_case(case: ScaleCase, title: str) -> ScaleResult:
     spec = ScalingSpec() if case.spec is None else case.spec.over(ScalingSpec())
-    memory, results = case.memory(spec), []
+    state, results = case.state(spec), []
     for number, value in enumerate(case.steps, start=1):
         step = read_as(value, ReplayStep, f"{title}, step {number}")
         if step.update_spec is not None:
@@ -188,8 +188,8 @@ def _replay_case(case: ScaleCase, title: str) -> ScaleResult:
             metric_error=bool(step.metric_error),
             ready_error=bool(step.ready_error),
         )
-        decision = decide(spec, seen, memory, step.t_s)
-        memory = decision.memory
+        decision = decide(spec, seen, state, step.t_s)
+        state = decision.state
         results.append(StepResult(desired=decision.desired, ebc=decision.excess_burst_capacity, valid=decision.valid))
     return ScaleResult(name=case.name, steps=results)
 

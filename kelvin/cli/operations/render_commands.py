@@ -18,7 +18,7 @@ from controlplane.knative.policy.knative_service import (
     PodVersion,
     is_cluster_store,
     is_image,
-    service,
+    render_service,
 )
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements, render_namespace, store_port
 from kelvin.cli.artifacts.export_command import ExportClient, resolve_version
@@ -111,7 +111,7 @@ def render_command(
         manifest = ExportClient(client).manifest(version)
         model = reference.partition("@")[0]
         scale = decode_json_object(raise_for_failure(client.request("GET", f"/admin/v1/models/{model}")))["scale"]
-    rendered = service(
+    rendered = render_service(
         PodVersion(
             tenant=tenant,
             model=model,

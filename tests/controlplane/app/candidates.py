@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane.app.leader_election import LeaderElection
 from controlplane.app.role_label import LEADER
-from controlplane.knative.apply.cluster import ClusterError, Conflict, Json, Ref, Unreachable
+from controlplane.knative.apply.cluster import ClusterError, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.apply.kubernetes_client import KubernetesCluster
 from controlplane.knative.policy.object_labels import ROLE
 from tests.controlplane.virtual_time import VirtualClock
@@ -29,7 +29,7 @@ class FakeLeaseStore:
         if new is (held is not None) or (
             held and held["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]
         ):
-            raise ClusterError(Conflict("stale"))
+            raise ClusterError(WriteConflict("stale"))
         self.writes += 1
         obj = deepcopy(obj)
         obj["metadata"]["resourceVersion"] = str(self.writes)
@@ -95,7 +95,7 @@ class FakeRolePods(KubernetesCluster):
         about = obj["metadata"]
         assert about["namespace"] == "kelvin"
         if about["name"] not in self.roles or about.get("uid", about["name"]) != about["name"]:
-            raise ClusterError(Conflict("no such pod"))
+            raise ClusterError(WriteConflict("no such pod"))
         self.write(about["name"], about["labels"][ROLE])
         return obj
 

@@ -27,9 +27,9 @@ async def test_each_job_has_a_process_of_its_own(run: RunDirectory) -> None:
         ((gate, _),), ((seal, _),) = run.calls("gate"), run.calls("seal")
         assert gate != seal
         await eventually(lambda: gate not in it.table and seal not in it.table)
-        await it.parked()
+        await it.wait_until_parked()
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert run.calls("bind:m")[0][0] not in (gate, seal)
         assert it.news.deaths == [], "a job's process is no replica"
 
@@ -37,7 +37,7 @@ async def test_each_job_has_a_process_of_its_own(run: RunDirectory) -> None:
 async def test_cancelled_job_ends_its_standby(run: RunDirectory) -> None:
     """A standby whose job is cancelled during the call exits. It is not parked again."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         (standby,) = it.table
         reached, never = asyncio.Event(), asyncio.Event()
 
@@ -53,13 +53,13 @@ async def test_cancelled_job_ends_its_standby(run: RunDirectory) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await job
         await eventually(lambda: standby.runtime_id not in it.table)
-        await it.parked()
+        await it.wait_until_parked()
 
 
 async def test_a_job_that_fails_ends_its_standby_too(run: RunDirectory) -> None:
     """A process that has computed is never used again."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         (standby,) = it.table
 
         async def fails(self: RuntimeProcess, job: object, timeout_s: float) -> None:
@@ -75,7 +75,7 @@ async def test_a_job_that_fails_ends_its_standby_too(run: RunDirectory) -> None:
 async def test_start_takes_standby_before_job(run: RunDirectory) -> None:
     """A job and then a start wait for a standby. The first parked standby goes to the start, the next to the job."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         process = it.pool.try_take()
         assert process is not None
         (run.path / "zygote.sock").rename(run.path / "away")
@@ -84,7 +84,7 @@ async def test_start_takes_standby_before_job(run: RunDirectory) -> None:
         it.apply(key(), 1)
         await eventually(lambda: len(it.pool._starts) == 1)
         it.pool.put_back(process)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert it.table.replicas_of(key())[0].runtime_id == process.runtime_id
         assert not job.done()
         (run.path / "away").rename(run.path / "zygote.sock")

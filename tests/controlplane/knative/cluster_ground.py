@@ -10,8 +10,7 @@ import pytest
 from controlplane.clock import Clock
 from controlplane.knative.apply.cluster import ApiFailure, Change, ClusterError, Deleted, Json, Ref, Synced, Upsert
 from controlplane.knative.apply.kubernetes_client import KubernetesCluster, kubeconfig, open_cluster
-from controlplane.knative.policy.knative_service import ClusterSpec, PodVersion
-from controlplane.knative.policy.knative_service import service as rendered
+from controlplane.knative.policy.knative_service import ClusterSpec, PodVersion, render_service
 from tests.cluster.kube_api.api_server import ApiServer, serving
 
 NAMESPACE = "kelvin-models"
@@ -41,7 +40,7 @@ def rendered_service(version: str = "3f2a91c0b7de", *, streams: int = 4, most: i
         max_scale=most,
     )  # fmt: skip
     image = "dev.local/kelvin-runtime@sha256:" + "0" * 64
-    return rendered(pod, ClusterSpec(image=image, store_url="s3://store", namespace=NAMESPACE))
+    return render_service(pod, ClusterSpec(image=image, store_url="s3://store", namespace=NAMESPACE))
 
 
 def config_map(name: str, value: str = "1") -> Json:

@@ -16,7 +16,6 @@ from controlplane.knative.apply.cluster import (
     ApiFailure,
     Change,
     ClusterError,
-    Conflict,
     Deleted,
     Json,
     Missing,
@@ -24,6 +23,7 @@ from controlplane.knative.apply.cluster import (
     Synced,
     Unreachable,
     Upsert,
+    WriteConflict,
 )
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -167,7 +167,7 @@ class FakeCluster:
     def _write(self, ref: Ref, obj: Json) -> Json:
         held, uid = deepcopy(self.objects.get(ref)), obj["metadata"].get("uid")
         if uid is not None and (held is None or held["metadata"].get("uid") != uid):
-            raise ClusterError(Conflict("another object, or none"))
+            raise ClusterError(WriteConflict("another object, or none"))
         held = held or self._new(ref)
         before = deepcopy(held.get("spec"))
         _remove(held, self._applied.get(ref, {}), obj)
@@ -207,7 +207,7 @@ class FakeCluster:
         if held is None:
             return
         if uid is not None and held["metadata"]["uid"] != uid:
-            raise ClusterError(Conflict("another uid"))
+            raise ClusterError(WriteConflict("another uid"))
         if self.is_deletion_slow:
             self.request_deletion(ref)
         else:

@@ -151,7 +151,7 @@ class Pod:
     """A parked pod, played by the test. `life` counts its processes."""
 
     life: int = 1
-    take: BindPodRequest | None = None
+    bind_request: BindPodRequest | None = None
     is_ready: bool = False
     is_unreachable: bool = False
     fails: Refused | None = None
@@ -178,34 +178,34 @@ class FakePods(PodClient):
             raise Refused(Unavailable("the pod"))
         return pod
 
-    async def bind(self, url: str, take: BindPodRequest) -> BindResponse:
+    async def bind(self, url: str, bind_request: BindPodRequest) -> BindResponse:
         pod = self.of(url)
         self.told.append(("bind", url))
-        if pod.take not in (None, take):
+        if pod.bind_request not in (None, bind_request):
             raise Refused(Conflict("version", "another one is bound here"))
-        pod.take = take
+        pod.bind_request = bind_request
         await pod.restore_allowed.wait()
         if pod.fails is not None:
             raise pod.fails
         self.of(url).is_ready = True
         return BindResponse(runtime_id=pod.name(url), max_streams=4, spans=(), bytes_by_tier={})
 
-    async def release(self, url: str, take: BindPodRequest) -> None:
+    async def release(self, url: str, bind_request: BindPodRequest) -> None:
         pod = self.of(url)
         self.told.append(("release", url))
-        if pod.take is not None and pod.take.version != take.version:
+        if pod.bind_request is not None and pod.bind_request.version != bind_request.version:
             raise Refused(Conflict("version", "another one is bound here"))
-        if pod.take is not None:
-            pod.take, pod.is_ready, pod.life = None, False, pod.life + 1
+        if pod.bind_request is not None:
+            pod.bind_request, pod.is_ready, pod.life = None, False, pod.life + 1
 
-    async def state(self, url: str) -> RuntimeReport:
+    async def read_state(self, url: str) -> RuntimeReport:
         pod = self.of(url)
         await pod.says.wait()
         state = RuntimeState.STANDBY
-        if pod.take is not None:
+        if pod.bind_request is not None:
             state = RuntimeState.READY if pod.is_ready else RuntimeState.RESTORING
         report = RuntimeReport(runtime_id=pod.name(url), pid=1, state=state)
-        if (of := pod.take) is None:
+        if (of := pod.bind_request) is None:
             return report
         return msgspec.structs.replace(report, tenant=of.tenant, model=of.model, version=of.version)
 
@@ -247,7 +247,7 @@ class ControllerScenario:
             lambda tenant: feed.is_suspended(tenant) or feed.is_spent(tenant), self.pools, OVERLAP_S,
         )  # fmt: skip
         registry.on_changed = self.plane.tick
-        registry.meanwhile = self.plane.meanwhile
+        registry.meanwhile = self.plane.find_previous_versions
         self.subscription = feed.subscribe()
         self._feed_reader = self.subscription.__enter__()
 

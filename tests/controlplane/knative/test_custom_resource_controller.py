@@ -26,7 +26,7 @@ from controlplane.registry.policy.access import TenantState
 from controlplane.registry.policy.domain import Model, VersionKey
 from controlplane.registry.registry import Registry
 from controlplane.registry.tenant_store import Tenant, TenantStore
-from controlplane.scaling.changes import Changes
+from controlplane.scaling.admin_operations import AdminOperations
 from controlplane.scaling.policy.scale_settings import ScaleSettings
 from controlplane.scaling.replicas import ReplicaTable
 from kelvin.contracts.errors import InvalidRequest, Refused, Unavailable
@@ -86,7 +86,7 @@ async def world(data: Path, cluster: FakeCluster | None = None) -> AsyncIterator
     try:
         registry, tenants, scaler = Registry(database, feed), TenantStore(database, feed), RecordingScaler()
         await registry.load()
-        changes = Changes(registry, tenants, KeyStore(database, feed), ReplicaTable(4), scaler, clock)
+        changes = AdminOperations(registry, tenants, KeyStore(database, feed), ReplicaTable(4), scaler, clock)
         declarations = CustomResourceController(
             cluster,
             ModelResourceStore(changes),
@@ -448,18 +448,18 @@ class _Stores:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
 
-    def facts(self, tenant: str, name: str) -> None:
+    def find_facts(self, tenant: str, name: str) -> None:
         self.asked["models"] += 1
 
-    def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
+    def list_versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
         self.asked["lists of versions"] += 1
         return (VersionKey(tenant, name, A),)
 
-    def version(self, key: VersionKey) -> dict[str, object]:
+    def version_status(self, key: VersionKey) -> dict[str, object]:
         self.asked["versions"] += 1
         return {"state": "ready", "prod": True, "readyReplicas": 0}
 
-    async def every(self) -> dict[str, TenantFacts]:
+    async def list_facts(self) -> dict[str, TenantFacts]:
         return {}
 
     async def apply_spec(self, actor: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:

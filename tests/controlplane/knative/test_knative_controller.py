@@ -48,10 +48,10 @@ async def test_service_follows_registration_to_deletion(tmp_path: Path) -> None:
         lines = await it.read_feed()
         assert [row.name for line in lines for row in line.revisions] == [f"{at('a').name}-00001"]
         assert [(row.runtime_id, row.unproven) for line in lines for row in line.replicas] == [("one", True)]
-        assert (it.table.ready(key()), it.table.live(key())) == (0, 1)
+        assert (it.table.ready_count(key()), it.table.live_count(key())) == (0, 1)
         it.cluster.pods("a", one=True, two=True)
         await it.let_pass()
-        assert it.table.ready(key()) == 2
+        assert it.table.ready_count(key()) == 2
         assert {pod.runtime_id for pod in it.table} == {"one", "two"}
         assert it.outcomes.last_attempt(key()) is not None
         it.cluster.pods("a", two=True)
@@ -372,7 +372,7 @@ async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) ->
             runtime_id="r", tenant="other", model="x", version=digest("a"), address="", max_streams=1, draining=False,
             restore=(),
         )  # fmt: skip
-        it.table.put(row)
+        it.table.upsert(row)
         with pytest.raises(Refused, match="must be 2 or less: your tenant's share of 4 device slots is 2"):
             it.plane.check_scale(model, ScaleSettings(min=3, max=8))
 

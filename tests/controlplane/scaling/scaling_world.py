@@ -96,7 +96,7 @@ class FakeActuator:
         self.listener: Autoscaler | None = None
 
     def apply(self, which: VersionKey, replicas: int, requested_us: int) -> None:
-        for _ in range(replicas - self.live(which)):
+        for _ in range(replicas - self.live_count(which)):
             if not self.has_room():
                 self.refused.append(which)
                 return
@@ -106,7 +106,7 @@ class FakeActuator:
                 self.woken_versions.append(which)
             self.starting[which] = self.starting.get(which, 0) + 1
             self.starts.append((which, requested_us))
-        for _ in range(self.live(which) - replicas):
+        for _ in range(self.live_count(which) - replicas):
             if self.starting.get(which):
                 self.starting[which] -= 1
             else:
@@ -118,23 +118,23 @@ class FakeActuator:
             self.without_weights.discard(which)
 
     def sleep(self, which: VersionKey, level: Level) -> None:
-        if self.live(which) == self.ready(which) == 1:
+        if self.live_count(which) == self.ready_count(which) == 1:
             self.serving[which] -= 1
             self.asleep.add(which)
         elif which in self.asleep and level is Level.DEEP_SLEEP:
             self.without_weights.add(which)
 
-    def ready(self, which: VersionKey) -> int:
+    def ready_count(self, which: VersionKey) -> int:
         return self.serving.get(which, 0)
 
-    def live(self, which: VersionKey) -> int:
-        return self.ready(which) + self.starting.get(which, 0)
+    def live_count(self, which: VersionKey) -> int:
+        return self.ready_count(which) + self.starting.get(which, 0)
 
     def started_count(self, which: VersionKey) -> int:
-        return self.live(which)
+        return self.live_count(which)
 
     def process_count(self, which: VersionKey) -> int:
-        return self.live(which) + self.draining.get(which, 0) + (which in self.asleep)
+        return self.live_count(which) + self.draining.get(which, 0) + (which in self.asleep)
 
     def active_versions(self) -> tuple[VersionKey, ...]:
         known = {**self.starting, **self.serving, **self.draining, **dict.fromkeys(self.asleep, 1)}
@@ -143,7 +143,7 @@ class FakeActuator:
     def has_room(self) -> bool:
         return sum(self.process_count(each) - (each in self.asleep) for each in self.active_versions()) < self.slots
 
-    def leaving(self) -> int:
+    def leaving_count(self) -> int:
         return sum(self.draining.values())
 
     # -- events from outside the autoscaler --
@@ -151,19 +151,19 @@ class FakeActuator:
     def become_ready(self, which: VersionKey) -> None:
         self.starting[which] -= 1
         self.serving[which] = self.serving.get(which, 0) + 1
-        self._get_listener().ready(Replica("r", ReplicaState.READY, 0, key=which))
+        self._get_listener().on_replica_ready(Replica("r", ReplicaState.READY, 0, key=which))
 
     def fail(self, which: VersionKey) -> None:
         self.starting[which] -= 1
-        self._get_listener().failed(which, ChunkCorrupt("c", "nvme"))
+        self._get_listener().on_start_failed(which, ChunkCorrupt("c", "nvme"))
 
     def die(self, which: VersionKey) -> None:
         self.serving[which] -= 1
-        self._get_listener().lost(Replica("r", ReplicaState.READY, 0, key=which))
+        self._get_listener().on_replica_lost(Replica("r", ReplicaState.READY, 0, key=which))
 
     def drained(self, which: VersionKey) -> None:
         self.draining[which] -= 1
-        self._get_listener().lost(Replica("r", ReplicaState.ENDING, 0, key=which))
+        self._get_listener().on_replica_lost(Replica("r", ReplicaState.ENDING, 0, key=which))
 
     def _get_listener(self) -> Autoscaler:
         assert self.listener is not None

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from controlplane.scaling.policy.replica_lifecycle import SLEEPING, IllegalMove, ReplicaEvent, ReplicaState
+from controlplane.scaling.policy.replica_lifecycle import SLEEPING, IllegalReplicaEvent, ReplicaEvent, ReplicaState
 from controlplane.scaling.replicas import UNBOUND, NoSlot, Replica, ReplicaTable, Start
 from tests.controlplane.builders import key
 
@@ -54,8 +54,8 @@ class Table(RuleBasedStateMachine):
         """Begin a start that waits for the slot of a draining process."""
         draining = [each for each in sorted(self.alive) if self.alive[each] is ReplicaState.DRAINING]
         before, held = data.draw(st.sampled_from(draining)), self.table.held_slots
-        if before not in {start.after for start in self.starts}:
-            self.starts.append(self.table.add_start(KEYS[0], 0, after=before))
+        if before not in {start.predecessor for start in self.starts}:
+            self.starts.append(self.table.add_start(KEYS[0], 0, predecessor=before))
             assert self.table.held_slots == held, "the start takes over the slot of the draining process"
 
     @precondition(lambda self: self.starts)
@@ -63,8 +63,8 @@ class Table(RuleBasedStateMachine):
     def abandon(self, data: st.DataObject) -> None:
         start = data.draw(st.sampled_from(self.starts))
         self.starts.remove(start)
-        self.table.abandon(start)
-        self.table.abandon(start)
+        self.table.cancel_start(start)
+        self.table.cancel_start(start)
         assert not self.table.is_pending(start)
 
     @precondition(lambda self: self.starts and self.alive)
@@ -74,12 +74,12 @@ class Table(RuleBasedStateMachine):
         before = self.table[runtime_id]
         try:
             after = self.table.bind(start, runtime_id, 1, "cpu-1")
-        except IllegalMove:
+        except IllegalReplicaEvent:
             assert before.state is not ReplicaState.STANDBY
             assert self.table[runtime_id] == before
             assert self.table.is_pending(start)
         except ValueError:
-            assert start.after in self.alive
+            assert start.predecessor in self.alive
             assert self.table.is_pending(start)
         else:
             assert (before.state, after.state, after.key) == (ReplicaState.STANDBY, ReplicaState.RESTORING, start.key)
@@ -92,8 +92,8 @@ class Table(RuleBasedStateMachine):
         runtime_id = self._any(data)
         before, held = self.table[runtime_id], self.table.held_slots
         try:
-            self.alive[runtime_id] = self.table.move(runtime_id, event, 2).state
-        except IllegalMove:
+            self.alive[runtime_id] = self.table.apply_event(runtime_id, event, 2).state
+        except IllegalReplicaEvent:
             assert self.table[runtime_id] == before
             assert self.table.held_slots == held
         else:
@@ -109,7 +109,7 @@ class Table(RuleBasedStateMachine):
         except NoSlot:
             assert before.state in SLEEPING
             assert (self.table.held_slots, self.table[runtime_id]) == (SLOTS, before)
-        except IllegalMove:
+        except IllegalReplicaEvent:
             assert self.table[runtime_id] == before
         else:
             assert self.table.held_slots == held + (before.state in SLEEPING)
@@ -119,7 +119,7 @@ class Table(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         runtime_id = self._any(data)
         held, replica = self.table.held_slots, self.table[runtime_id]
-        heirs = sum(start.after == runtime_id for start in self.starts)
+        heirs = sum(start.predecessor == runtime_id for start in self.starts)
         assert self.table.remove(runtime_id) == replica
         assert self.table.remove(runtime_id) is None
         assert self.table.held_slots == held - replica.holds_slot + heirs
@@ -132,7 +132,7 @@ class Table(RuleBasedStateMachine):
         assert self.table.held_slots <= SLOTS
         for which in KEYS:
             live = [each for each in self.table.replicas_of(which) if each.state in ("restoring", "ready")]
-            assert self.table.live(which) == len(live) + sum(start.key == which for start in self.starts)
+            assert self.table.live_count(which) == len(live) + sum(start.key == which for start in self.starts)
 
 
 Table.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
@@ -165,8 +165,8 @@ def _table(state: ReplicaState) -> ReplicaTable:
 )
 def test_transition_table_refuses_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
     table = _table(state)
-    with pytest.raises(IllegalMove):
-        table.move("r1", event, 1)
+    with pytest.raises(IllegalReplicaEvent):
+        table.apply_event("r1", event, 1)
     assert table["r1"].state is state
 
 
@@ -176,8 +176,8 @@ def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
     table = ReplicaTable(1)
     table.add(Replica("r1", state, 0, key=KEYS[0]))
     table.add(Replica("r2", ReplicaState.READY, 0, key=KEYS[1]))
-    table.move("r1", ReplicaEvent.END, 1)
-    assert (table.held_slots, table.leaving()) == (1, 0)
+    table.apply_event("r1", ReplicaEvent.END, 1)
+    assert (table.held_slots, table.leaving_count()) == (1, 0)
     table.remove("r2")
     table.add_start(KEYS[1], 2)
 

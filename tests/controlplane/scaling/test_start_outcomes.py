@@ -53,12 +53,12 @@ async def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_pa
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
         failure = from_wire(to_wire(Unavailable("the weight cache")))
-        outcomes.failed(key(), failure)
+        outcomes.on_start_failed(key(), failure)
         status = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes)
         assert status.versions[0].start_problem == problems(feed)[VERSION]
         assert problems(feed)[VERSION].reason == "failed"
         assert problems(feed)[VERSION].message == f"unavailable: {failure.message}"
-        outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
+        outcomes.on_replica_ready(Replica("r1", ReplicaState.READY, 0, key=key()))
         assert problems(feed) == {}
         assert outcomes.problem(key()) is None
 
@@ -69,7 +69,7 @@ async def test_status_says_why_a_version_is_behind(tmp_path: Path) -> None:
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
         assert encode(shown).endswith(b',"image_behind":null}')
-        outcomes.behind = {key(): ImageBehind(reason="failed", message="it did not start", since_s=12)}
+        outcomes.images_behind = {key(): ImageBehind(reason="failed", message="it did not start", since_s=12)}
         (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
         expected = b'{"reason":"failed","message":"it did not start","since_s":12}'
         assert encode(shown).endswith(b',"image_behind":' + expected + b"}")
@@ -81,11 +81,11 @@ async def test_start_problem_of_a_version_that_was_deleted_is_published_again(tm
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
         await registry.register(registration(letter="b"), NOW_S)
         await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)
-        outcomes.failed(key(), Unavailable("the zygote"))
+        outcomes.on_start_failed(key(), Unavailable("the zygote"))
         await registry.delete(BY, TENANT, "m", digest("a"), NOW_S, lambda _: False)
         assert (outcomes.problem(key()), problems(feed)) == (None, {})
         await registry.register(registration(), NOW_S)
-        outcomes.failed(key(), Unavailable("the zygote"))
+        outcomes.on_start_failed(key(), Unavailable("the zygote"))
         assert problems(feed)[VERSION] == outcomes.problem(key())
 
 
@@ -93,13 +93,13 @@ async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Pa
     """The lifetime record may arrive before or after the start is given up."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, _):
-        outcomes.failed(key(), crash_loop())
+        outcomes.on_start_failed(key(), crash_loop())
         assert problems(feed)[VERSION].exit_status is None
         outcomes.record_exits([lifetime(-9)])
         assert problems(feed)[VERSION].exit_status == -9
         assert "signal 9 (SIGKILL)" in problems(feed)[VERSION].message
         outcomes.record_exits([lifetime(3), lifetime(0)])
-        outcomes.failed(key(), crash_loop())
+        outcomes.on_start_failed(key(), crash_loop())
         assert problems(feed)[VERSION].exit_status == 3
 
 
@@ -115,9 +115,9 @@ async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Pa
 async def test_replica_that_ends_unexpectedly_is_in_status(tmp_path: Path, state: ReplicaState, is_shown: bool) -> None:
     """The last death stays in the status while another replica serves. Its exit status is in the lifetime record."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
-        outcomes.lost(Replica("r1", state, 0, key=key()))
+        outcomes.on_replica_lost(Replica("r1", state, 0, key=key()))
         outcomes.record_exits([lifetime(-9), lifetime(-9)])
-        outcomes.ready(Replica("r2", ReplicaState.READY, 0, key=key()))
+        outcomes.on_replica_ready(Replica("r2", ReplicaState.READY, 0, key=key()))
         (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
         assert shown.last_death == (ReplicaDeath("r1", 0, -9) if is_shown else None)
 
@@ -126,19 +126,19 @@ async def test_deleting_version_removes_its_start_problem(tmp_path: Path) -> Non
     """The start problem is gone from the feed, and a start that was still running adds none."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
-        outcomes.failed(key(), Unavailable("the zygote"))
+        outcomes.on_start_failed(key(), Unavailable("the zygote"))
         await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
         assert problems(feed) == {}
-        outcomes.failed(key(), Unavailable("the zygote"))  # its start was still running
+        outcomes.on_start_failed(key(), Unavailable("the zygote"))  # its start was still running
         assert problems(feed) == {}
 
 
 async def test_records_of_deleted_versions_are_dropped(tmp_path: Path) -> None:
     """The next outcome of any version drops them, so memory does not grow with deleted models."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
-        outcomes.lost(Replica("r1", ReplicaState.READY, 0, key=key()))
+        outcomes.on_replica_lost(Replica("r1", ReplicaState.READY, 0, key=key()))
         outcomes.record_exits([lifetime(-9)])
-        outcomes.failed(key(), Unavailable("the zygote"))
+        outcomes.on_start_failed(key(), Unavailable("the zygote"))
         await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
-        outcomes.ready(Replica("r2", ReplicaState.READY, 0, key=key("other")))
+        outcomes.on_replica_ready(Replica("r2", ReplicaState.READY, 0, key=key("other")))
         assert (outcomes.last_attempt(key()), outcomes.last_death(key())) == (None, None)

@@ -26,15 +26,15 @@ def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
 
 @pytest.mark.parametrize("idle", ["zero", "sleep", "sleep2", "warm", "auto"])
 @pytest.mark.parametrize("least", [0, 1])
-async def test_version_without_a_name_goes_to_zero(idle: str, least: int) -> None:
+async def test_version_without_a_name_goes_to_zero(idle: str, minimum: int) -> None:
     """A model's idle setting and minimum apply only to versions with an alias or a split."""
     async with world() as w:
-        which = w.catalogue.add("m", replace_scale(FAST, idle=idle, min=least))
+        which = w.catalogue.add("m", replace_scale(FAST, idle=idle, min=minimum))
         await wake_version(w, which)
         w.catalogue.deploy("m", "b")
         assert _next(w, which) == Level.ZERO
         await w.pass_seconds(14)
-        assert w.actuator.ready(which) == 0
+        assert w.actuator.ready_count(which) == 0
 
 
 async def test_minimum_that_does_not_hold_keeps_nothing() -> None:

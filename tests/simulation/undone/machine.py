@@ -26,7 +26,7 @@ def full_machine_is_a_failed_restore(undoing: Undoing) -> None:
 
     def begin(self: LocalActuator, key: VersionKey, asked_us: int) -> bool:
         if not repaired(self, key, asked_us):
-            self.fail(key, Overloaded("this machine", self.slots, 1.0))
+            self.fail_start(key, Overloaded("this machine", self.slots, 1.0))
             return False
         return True
 
@@ -64,7 +64,7 @@ def room_is_made_below_a_minimum(undoing: Undoing) -> None:
     """
 
     def choose_any(holders: Iterable[SlotHolder[VersionKey]], now: float) -> VersionKey | None:
-        return choose_victim((replace(holder, least=0) for holder in holders), now)
+        return choose_victim((replace(holder, minimum=0) for holder in holders), now)
 
     undoing.function(choose_victim, choose_any)
 

@@ -14,7 +14,6 @@ from controlplane.knative.apply.api_errors import (
 from controlplane.knative.apply.cluster import (
     ApiFailure,
     Busy,
-    Conflict,
     Denied,
     Expired,
     FieldConflict,
@@ -22,6 +21,7 @@ from controlplane.knative.apply.cluster import (
     Missing,
     Ref,
     Unreachable,
+    WriteConflict,
     collection_path,
 )
 
@@ -37,7 +37,7 @@ def status(message: str, **more: Any) -> bytes:
         pytest.param(403, status("no"), None, Denied("no"), id="not allowed"),
         pytest.param(404, status("no such"), None, Missing("no such"), id="no such object"),
         pytest.param(404, b"404 page not found\n", None, Missing("404 page not found"), id="no such kind"),
-        pytest.param(409, status("stale"), None, Conflict("stale"), id="a stale version"),
+        pytest.param(409, status("stale"), None, WriteConflict("stale"), id="a stale version"),
         pytest.param(
             409,
             status("1 conflict", details={"causes": [{"reason": "FieldManagerConflict", "field": ".spec.x"}]}),

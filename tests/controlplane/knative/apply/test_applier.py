@@ -36,12 +36,12 @@ def image(world: FakeCluster, ref: Ref = M) -> Any:
 async def test_applier_creates_updates_and_deletes() -> None:
     """Each write happens once. Later checks apply an object again, which changes nothing."""
     async with running_applier() as (world, it, clock):
-        it.want([service("m"), service("n")])
+        it.set_wanted([service("m"), service("n")])
         await clock.advance(1)
-        it.want([service("m", image="two"), service("n")])
+        it.set_wanted([service("m", image="two"), service("n")])
         await clock.advance(1)
         assert image(world) == "two"
-        it.want([service("n")])
+        it.set_wanted([service("n")])
         await clock.advance(CHECK_S - 10)
         n = Ref(*SERVICE, "models", "n")
         assert world.calls == [("apply", M), ("apply", n), ("apply", M), ("delete", M)]
@@ -57,9 +57,9 @@ async def test_nothing_is_written_before_wanted_is_set() -> None:
     async with running_applier() as (world, it, clock):
         world.put(with_digest(service("m"), HERE))
         await clock.advance(3600)
-        assert it.seen(M) is not None
+        assert it.find_observed(M) is not None
         assert world.calls == []
-        it.want([])
+        it.set_wanted([])
         await clock.advance(1)
         assert world.calls == [("delete", M)]
 
@@ -69,7 +69,7 @@ async def test_foreign_objects_are_left_alone() -> None:
     async with running_applier() as (world, it, clock):
         world.put(service("m", labels=False))
         world.put(service("as rendered"))
-        it.want([])
+        it.set_wanted([])
         await clock.advance(3600)
         assert world.calls == []
 
@@ -81,7 +81,7 @@ async def test_two_installations_do_not_interfere() -> None:
     async with running_applier() as (world, it, clock):
         world.put(with_digest(service("m", image="theirs"), THERE))
         world.put(with_digest(service("n"), THERE))
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(3600)
         assert (world.calls, image(world)) == ([], "theirs")
         assert it.refusals() == {M: Refusal("Foreign", "it belongs to the installation in kelvin-staging")}
@@ -89,10 +89,10 @@ async def test_two_installations_do_not_interfere() -> None:
         await clock.advance(1)
         assert (world.calls.pop(), image(world), it.refusals()) == (("apply", M), "one", {})
         n = Ref(*SERVICE, "models", "n")
-        it.want([service("m"), service("n")])
+        it.set_wanted([service("m"), service("n")])
         await clock.advance(1)
         assert it.refusals().keys() == {n}
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
         assert it.refusals() == {}
         assert n in world.objects
@@ -110,7 +110,7 @@ async def test_two_installations_do_not_interfere() -> None:
 async def test_foreign_edit_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
     """The repair is immediate and takes one call."""
     async with running_applier() as (world, it, clock):
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
         world.edit(M, path, value)
         await clock.advance(0.1)
@@ -128,7 +128,7 @@ async def test_new_leader_checks_existing_objects(edited: bool) -> None:
         await world.apply(with_digest(service("m"), HERE))
         if edited:
             world.edit(M, IMAGE, "evil")
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
         assert image(world) == "one"
         assert world.writes == [M] * (2 if edited else 1)
@@ -137,7 +137,7 @@ async def test_new_leader_checks_existing_objects(edited: bool) -> None:
 async def test_status_updates_of_settled_object_schedule_nothing() -> None:
     """The status may change each second. The next check stays half an hour away."""
     async with running_applier() as (world, it, clock):
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
         for number in range(200):
             world.put(deepcopy(world.objects[M]) | {"status": {"number": number}})
@@ -154,7 +154,7 @@ async def test_checks_delay_no_change() -> None:
         for name in names:
             await world.apply(with_digest(service(name), HERE))
         world.calls.clear()
-        it.want([*map(service, names), service("m")])
+        it.set_wanted([*map(service, names), service("m")])
         await clock.advance(1)
         assert M in world.objects
         assert len(world.calls) < 30
@@ -166,7 +166,7 @@ async def test_checks_delay_no_change() -> None:
 async def test_foreign_deletion_is_repaired() -> None:
     """Repeated deletions are repaired with back-off."""
     async with running_applier() as (world, it, clock):
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
         for _ in range(600):
             if M in world.objects:
@@ -181,14 +181,14 @@ async def test_refusal_is_recorded_and_retried() -> None:
     """Other objects are not delayed. A new wanted state is tried at once."""
     async with running_applier() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
-        it.want([service("m"), service("n")])
+        it.set_wanted([service("m"), service("n")])
         await clock.advance(60)
         assert Ref(*SERVICE, "models", "n") in world.objects
         (ref,), (why,) = it.refusals().keys(), it.refusals().values()
         assert (ref, why.reason, why.message) == (M, "Invalid", "bad image")
         assert 5 <= world.calls.count(("apply", M)) <= 7
         world.refuse[M].clear()
-        it.want([service("m", image="two"), service("n")])
+        it.set_wanted([service("m", image="two"), service("n")])
         await clock.advance(0.1)
         assert image(world) == "two"
         assert it.refusals() == {}
@@ -198,9 +198,9 @@ async def test_refusal_of_unwanted_object_is_dropped() -> None:
     """It is neither reported nor retried."""
     async with running_applier() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
-        it.want([])
+        it.set_wanted([])
         await clock.advance(1)
         assert it.refusals() == {}
         calls = len(world.calls)
@@ -220,7 +220,7 @@ async def test_unreachable_cluster_is_not_called_per_object(trouble: Unreachable
     async with running_applier() as (world, it, clock):
         names = [f"m{each}" for each in range(50)]
         world.refuse = {Ref(*SERVICE, "models", name): deque([trouble] * 1000) for name in names}
-        it.want([service(name) for name in names])
+        it.set_wanted([service(name) for name in names])
         await clock.advance(60)
         assert len(world.calls) <= calls * MAX_CONCURRENT_CALLS
         world.refuse.clear()
@@ -235,12 +235,12 @@ async def test_failing_object_delays_others_briefly() -> None:
     async with running_applier() as (world, it, clock):
         n = Ref(*SERVICE, "models", "n")
         world.refuse[M] = deque([Unreachable("failed calling webhook")] * 1000)
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         calls = 0
         while calls < 12:  # by then it is retried each 300 s
             await clock.advance(10)
             calls = len(world.calls)
-        it.want([service("m"), service("n")])
+        it.set_wanted([service("m"), service("n")])
         await clock.advance(OUTAGE_RETRY_MAX_S + 1)
         assert n in world.objects
         assert it.refusals()[M].reason == "Unreachable"
@@ -250,11 +250,11 @@ async def test_slow_deletion_is_requested_once() -> None:
     """Finalizers take time. An object that is wanted again is written once the old one is gone."""
     async with running_applier() as (world, it, clock):
         world.is_deletion_slow = True
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
-        it.want([])
+        it.set_wanted([])
         await clock.advance(600)
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(600)
         assert world.calls == [("apply", M), ("delete", M)]
         world.remove(M)
@@ -266,7 +266,7 @@ async def test_field_changed_by_cluster_is_not_rewritten_forever() -> None:
     """The difference is reported instead. An edit by another client is still repaired."""
     async with running_applier() as (world, it, clock):
         world.forced_container_fields[M] = {"image": "pinned"}
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(CHECK_S - 10)
         assert world.calls == [("apply", M)]
         why = it.refusals()[M]
@@ -286,7 +286,7 @@ async def test_object_of_another_kind_is_refused() -> None:
     """The applier watches one kind only."""
     async with running_applier() as (_, it, _):
         with pytest.raises(ValueError, match="v1 Pod: not the kind"):
-            it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
+            it.set_wanted([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
 
 
 async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
@@ -301,7 +301,7 @@ async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
             return await apply(obj)
 
         world.apply = breaks  # type: ignore[method-assign]
-        it.want([service("m"), service("n")])
+        it.set_wanted([service("m"), service("n")])
         await clock.advance(1)
         assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
         await clock.advance(DEFECT_RETRY_S)
@@ -319,7 +319,7 @@ async def test_undecidable_object_delays_no_other(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(policy, "decide", breaks)
     async with running_applier() as (world, it, clock):
-        it.want([service("m"), service("n")])
+        it.set_wanted([service("m"), service("n")])
         await clock.advance(1)
         assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
         await clock.advance(DEFECT_RETRY_S)

@@ -46,8 +46,8 @@ async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> N
     async with open_test_client(server, tmp_path) as client:
         wanted = [rendered_service(), rendered_service("0a1b2c3d4e5f")]
         async with running_applier(client) as it:
-            it.want(wanted)
-            await eventually(lambda: all(it.seen(Ref.of(each)) for each in wanted))  # from the response
+            it.set_wanted(wanted)
+            await eventually(lambda: all(it.find_observed(Ref.of(each)) for each in wanted))  # from the response
             for each in range(2):
                 server.namespace(f"other-{each}")  # a change that the watches do not deliver
                 await eventually(lambda: server.watching == 1)
@@ -58,10 +58,10 @@ async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> N
             assert (writes(server), it.refusals()) == (2, {})
         async with running_applier(client) as it:  # a new leader
             before, versions = writes(server), versions_of(server)
-            it.want(wanted)
+            it.set_wanted(wanted)
             await eventually(lambda: writes(server) == before + 2)  # each is checked
             assert versions_of(server) == versions, "existing Services are not written"
-            it.want([rendered_service()])
+            it.set_wanted([rendered_service()])
             await eventually(lambda: len(versions_of(server)) == 1)
 
 
@@ -74,8 +74,8 @@ async def test_foreign_edits_are_undone(server: ApiServer, tmp_path: Path) -> No
         ref = Ref.of(wanted)
         name = (ref.api_version, ref.kind, ref.name, NAMESPACE)
         async with running_applier(client) as it:
-            it.want([wanted])
-            await eventually(lambda: it.seen(ref))
+            it.set_wanted([wanted])
+            await eventually(lambda: it.find_observed(ref))
             template = {"autoscaling.knative.dev/max-scale": "100"}
             patch = {
                 "metadata": {"annotations": {"theirs": "1"}},
@@ -105,7 +105,7 @@ async def test_refused_service_shows_the_message(server: ApiServer, tmp_path: Pa
         bad = rendered_service("0a1b2c3d4e5f")
         bad["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
         async with running_applier(client) as it:
-            it.want([bad, rendered_service()])
+            it.set_wanted([bad, rendered_service()])
             await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", NAMESPACE))
             await eventually(it.refusals)
             (ref,), (why,) = it.refusals().keys(), it.refusals().values()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.knative.apply.applier import Applier
-from controlplane.knative.apply.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
+from controlplane.knative.apply.cluster import Busy, Invalid, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.policy.apply_steps import CHECK_S, owner_of, with_digest
 from controlplane.knative.policy.object_labels import APPLIED
 from tests.controlplane.knative.cluster_world import HERE, SERVICE, THERE, FakeCluster, differing_paths, service
@@ -28,7 +28,7 @@ WANTED = st.builds(
 )
 # Applied by another client; by our control plane and maybe changed after it; by another installation.
 OBJECT = BUILT | st.builds(with_digest, BUILT, st.just(HERE)) | st.builds(with_digest, WANTED, st.just(THERE))
-TROUBLE = st.sampled_from([None, Unreachable("x"), Busy("x", 3.0), Conflict("x"), Invalid("x")])
+TROUBLE = st.sampled_from([None, Unreachable("x"), Busy("x", 3.0), WriteConflict("x"), Invalid("x")])
 CRASH = st.tuples(st.integers(1, 6), st.booleans())
 FOREVER_S = 4000.0
 
@@ -53,7 +53,7 @@ async def check_convergence(
     want = by_name(wanted)
     for crash in [*crashes, None]:
         applier = Applier(world, *SERVICE, clock, HERE)
-        applier.want(want.values())
+        applier.set_wanted(want.values())
         world.unanswered_call = None if crash is None else (len(world.calls) + crash[0], crash[1])
         world.hung.clear()
         task = asyncio.create_task(applier.run())

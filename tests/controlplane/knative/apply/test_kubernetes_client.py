@@ -11,7 +11,7 @@ import pytest
 
 from controlplane import dependencies
 from controlplane.app.leader_election import LeaderElection
-from controlplane.knative.apply.cluster import ApiFailure, Busy, Conflict, Invalid, Json, Missing, Ref, Unreachable
+from controlplane.knative.apply.cluster import ApiFailure, Busy, Invalid, Json, Missing, Ref, Unreachable, WriteConflict
 from tests.cluster.kube_api.api_server import ApiServer, Fault
 from tests.controlplane.app.candidates import stand
 from tests.controlplane.knative.cluster_ground import (
@@ -103,7 +103,7 @@ async def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> 
     ("faults", "want", "calls"),
     [
         pytest.param([Fault(409)] * 2, None, 3, id="two conflicts"),
-        pytest.param([Fault(409)] * 3, Conflict, 3, id="conflicts without end"),
+        pytest.param([Fault(409)] * 3, WriteConflict, 3, id="conflicts without end"),
         pytest.param([Fault(drop=True)], None, 2, id="a closed connection"),
         pytest.param([Fault(lost=True)], None, 2, id="a lost response"),
         pytest.param([Fault(drop=True)] * 2, Unreachable, 2, id="only closed connections"),
@@ -173,7 +173,7 @@ async def test_delete_is_idempotent_and_bound_to_the_uid(server: ApiServer, tmp_
     async with open_test_client(server, tmp_path) as it:
         made = await it.apply(config_map("a"))
         ref, uid = Ref.of(made), made["metadata"]["uid"]
-        assert isinstance(await api_failure(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), Conflict)
+        assert isinstance(await api_failure(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), WriteConflict)
         await it.delete(ref, uid=uid)
         assert server.seen[-1].body["propagationPolicy"] == "Foreground"
         await eventually(lambda: not server.objects("v1", "ConfigMap", NAMESPACE))

@@ -164,7 +164,7 @@ async def test_closing_the_generator_closes_the_connection(server: ApiServer, tm
     """This holds between two changes, too. The connection closes on return, not at garbage collection."""
     async with open_test_client(server, tmp_path) as it:
         open_now: list[int] = []
-        lines = it._transport.lines
+        lines = it._transport.stream_lines
 
         @asynccontextmanager
         async def counted(path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -175,7 +175,7 @@ async def test_closing_the_generator_closes_the_connection(server: ApiServer, tm
                 finally:
                     open_now.pop()
 
-        it._transport.lines = counted  # type: ignore[method-assign]
+        it._transport.stream_lines = counted  # type: ignore[method-assign]
         async with aclosing(it.watch("v1", "ConfigMap")) as changes:
             assert isinstance(await anext(changes), Synced)
             server.create(config_map("a"))

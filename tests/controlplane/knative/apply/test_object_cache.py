@@ -15,15 +15,15 @@ async def test_own_writes_are_known_before_the_watch() -> None:
     """The responses count before a slow watch delivers the changes."""
     async with running_applier() as (world, it, clock):
         world.told.clear()
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(600)
         assert world.calls == [("apply", M)]
-        it.want([])
+        it.set_wanted([])
         await clock.advance(600)
         assert world.calls == [("apply", M), ("delete", M)]
         world.told.set()
         await clock.advance(1)
-        assert it.seen(M) is None
+        assert it.find_observed(M) is None
         assert len(world.calls) == 2
 
 
@@ -34,7 +34,7 @@ async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
     it = Applier(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
     async with running_loop(it):
         await clock.advance(1)
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(600)
         assert world.calls == []
         world.told.set()
@@ -49,7 +49,7 @@ async def test_object_deleted_before_its_answer_is_rewritten(missed: bool) -> No
     """
     async with running_applier() as (world, it, clock):
         world.answered.clear()
-        it.want([service("m")])
+        it.set_wanted([service("m")])
         await clock.advance(1)
         world.remove(M)
         if missed:
@@ -59,7 +59,7 @@ async def test_object_deleted_before_its_answer_is_rewritten(missed: bool) -> No
         world.answered.set()
         await clock.advance(600)
         assert world.calls == [("apply", M), ("apply", M)]
-        assert it.seen(M) == world.objects[M]
+        assert it.find_observed(M) == world.objects[M]
 
 
 def _at(version: int, uid: str = "u") -> Json:
@@ -72,8 +72,8 @@ def test_old_watch_events_are_ignored() -> None:
     """A response may overtake the watch. A name may be used again before the deletion of the first object arrives."""
     view = ObjectCache()
     assert view.apply_change(Synced((_at(5),))) == {M}
-    with view.expecting_response(M) as put:
-        assert put(_at(9))
+    with view.track_call(M) as store:
+        assert store(_at(9))
     assert view.apply_change(Upsert(_at(7))) == set()
     assert view.apply_change(Deleted(M, "another")) == set()
     assert view.objects[M]["metadata"]["resourceVersion"] == "9"
@@ -95,20 +95,20 @@ def test_late_answer_revives_no_object(change: Change, answer: int, want: bool) 
     """A response that is older than the deletion is ignored. A newer one counts."""
     view = ObjectCache()
     view.apply_change(Synced((_at(5),), "6"))
-    with view.expecting_response(M) as put:
+    with view.track_call(M) as store:
         view.apply_change(change)
-        assert put(_at(answer)) is want
+        assert store(_at(answer)) is want
         assert (M in view.objects) is want
-    with view.expecting_response(M) as put:
-        assert put(_at(11))
+    with view.track_call(M) as store:
+        assert store(_at(11))
 
 
 def test_uid_tracker_follows_name_and_uid() -> None:
     """An object that a list lacks is gone. An event with another uid does not remove the new object of that name."""
     known = UidTracker()
-    assert list(known.take(Synced((_at(5),)))) == [(M, _at(5))]
-    assert list(known.take(Upsert(_at(7, "v")))) == [(M, _at(7, "v"))]
-    assert list(known.take(Deleted(M, "u"))) == []
-    assert list(known.take(Synced(()))) == [(M, None)]
-    known.take(Upsert(_at(9)))
-    assert list(known.take(Deleted(M, "u"))) == [(M, None)]
+    assert list(known.apply_change(Synced((_at(5),)))) == [(M, _at(5))]
+    assert list(known.apply_change(Upsert(_at(7, "v")))) == [(M, _at(7, "v"))]
+    assert list(known.apply_change(Deleted(M, "u"))) == []
+    assert list(known.apply_change(Synced(()))) == [(M, None)]
+    assert list(known.apply_change(Upsert(_at(9)))) == [(M, _at(9))]
+    assert list(known.apply_change(Deleted(M, "u"))) == [(M, None)]

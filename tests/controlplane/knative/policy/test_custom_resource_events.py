@@ -9,9 +9,9 @@ from controlplane.knative.policy.custom_resources import (
     ModelFacts,
     ResourceEvent,
     applied_condition,
+    build_status,
     model_ready_condition,
     new_events,
-    status,
 )
 
 MODEL = {"metadata": {"name": "m", "generation": 1}}
@@ -26,7 +26,7 @@ def model(*, is_servable: bool | None = None, refused: str = "") -> dict[str, An
     done = (
         Condition("Applied", is_true=False, reason="NotFound", message=refused) if refused else applied_condition(None)
     )
-    return dict(status(MODEL, 1, (done, model_ready_condition(facts)), "now"))
+    return dict(build_status(MODEL, 1, (done, model_ready_condition(facts)), "now"))
 
 
 @pytest.mark.parametrize(

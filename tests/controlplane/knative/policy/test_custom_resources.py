@@ -107,7 +107,7 @@ def test_invalid_spec_is_refused(spec: dict[str, Any]) -> None:
 )
 def test_field_names_become_camel_case(name: str, want: str) -> None:
     """Units are written out."""
-    assert custom_resources.camel(name) == want
+    assert custom_resources.to_camel_case(name) == want
 
 
 def test_unchanged_condition_keeps_its_transition_time() -> None:
@@ -116,10 +116,10 @@ def test_unchanged_condition_keeps_its_transition_time() -> None:
         custom_resources.applied_condition(None),
         custom_resources.applied_condition(Conflict("version", "is faulty")),
     )
-    first = custom_resources.status(model(), 3, (good,), "2026-01-01T00:00:00Z", versions=2)
-    again = custom_resources.status({**model(), "status": first}, 3, (good,), "2026-01-02T00:00:00Z", versions=2)
+    first = custom_resources.build_status(model(), 3, (good,), "2026-01-01T00:00:00Z", versions=2)
+    again = custom_resources.build_status({**model(), "status": first}, 3, (good,), "2026-01-02T00:00:00Z", versions=2)
     assert again == first
-    turned = custom_resources.status({**model(), "status": first}, 3, (bad,), "2026-01-02T00:00:00Z")
+    turned = custom_resources.build_status({**model(), "status": first}, 3, (bad,), "2026-01-02T00:00:00Z")
     condition: dict[str, Any] = cast(list[Any], turned["conditions"])[0]
     assert condition["lastTransitionTime"] == "2026-01-02T00:00:00Z"
     assert (condition["status"], condition["reason"]) == ("False", "Conflict")

@@ -26,7 +26,7 @@ from controlplane.knative.policy.knative_service import (
     drain_s,
     memory_bytes,
     progress_deadline_s,
-    service,
+    render_service,
     service_name,
     start_limit_s,
 )
@@ -85,7 +85,7 @@ def test_shared_volumes_are_mounted_read_only() -> None:
     """The certificates and the tenant's cache agent are mounted read-only, and cached weights do not count as pod
     memory. Without them the pod holds its weights itself and reports to no control plane.
     """
-    alone, shared = ((service(VERSION, each))["spec"]["template"]["spec"] for each in (CLUSTER, EVERYTHING))
+    alone, shared = ((render_service(VERSION, each))["spec"]["template"]["spec"] for each in (CLUSTER, EVERYTHING))
     assert [each["name"] for each in alone["volumes"]] == ["data", "tmp"]
     inner, cache = shared["volumes"][2:]
     assert inner == {"name": "inner", "secret": {"secretName": "kelvin-inner-runtime"}}
@@ -110,7 +110,9 @@ def test_shared_volumes_are_mounted_read_only() -> None:
 )
 def test_a_drain_ends_before_its_pod(timeout_s: int, want: int) -> None:
     """It leaves time for queue-proxy's first wait and for the steps after the drain."""
-    (container,) = service(VERSION, replace(CLUSTER, timeout_s=timeout_s))["spec"]["template"]["spec"]["containers"]
+    (container,) = render_service(VERSION, replace(CLUSTER, timeout_s=timeout_s))["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(want)} in container["env"]
 
 
@@ -118,7 +120,7 @@ def test_a_drain_ends_before_its_pod(timeout_s: int, want: int) -> None:
 @pytest.mark.parametrize("cluster", [CLUSTER, EVERYTHING])
 def test_rendered_service_matches_the_schema(cluster: ClusterSpec) -> None:
     """Control: one undeclared field is found."""
-    rendered = service(VERSION, cluster)
+    rendered = render_service(VERSION, cluster)
     assert faults(rendered) == []
     rendered["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
     assert len(faults(rendered)) == 1
@@ -126,7 +128,7 @@ def test_rendered_service_matches_the_schema(cluster: ClusterSpec) -> None:
 
 def test_scale_annotations_match_the_local_autoscaler() -> None:
     """They are Knative's names for the settings of `controlplane/scaling/kpa/version_scaler.py`."""
-    rendered = service(VERSION, CLUSTER)
+    rendered = render_service(VERSION, CLUSTER)
     annotations = rendered["spec"]["template"]["metadata"]["annotations"]
     found = {name.removeprefix("autoscaling.knative.dev/"): value for name, value in annotations.items()}
     assert found == {
@@ -142,7 +144,9 @@ def test_scale_annotations_match_the_local_autoscaler() -> None:
         "features.knative.dev/http-full-duplex": "Enabled",
         "kelvin.dev/version": VERSION.version,
     }
-    weighted = service(replace(VERSION, average="weighted"), CLUSTER)["spec"]["template"]["metadata"]["annotations"]
+    weighted = render_service(replace(VERSION, average="weighted"), CLUSTER)["spec"]["template"]["metadata"][
+        "annotations"
+    ]
     more = {"autoscaling.knative.dev/metric-aggregation-algorithm": "weighted-exponential"}
     assert weighted == {**annotations, **more}
     assert rendered["spec"]["template"]["spec"]["containerConcurrency"] == 72, "a full pod still receives cancellations"
@@ -158,7 +162,7 @@ def test_scale_annotations_match_the_local_autoscaler() -> None:
 def test_amounts_are_as_kubernetes_writes_them(memory: int, written: str) -> None:
     """Then a cluster's response equals the applied Service for any number of bytes."""
     version = replace(VERSION, weight_bytes=0, kv_bytes=memory - PROCESS_BYTES)
-    resources = service(version, CLUSTER)["spec"]["template"]["spec"]["containers"][0]["resources"]
+    resources = render_service(version, CLUSTER)["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"]["memory"] == written
     for amounts in resources.values():
         assert amounts == {name: canonical(each) for name, each in amounts.items()}
@@ -166,7 +170,7 @@ def test_amounts_are_as_kubernetes_writes_them(memory: int, written: str) -> Non
 
 def test_pod_is_restricted_and_sized_for_its_version() -> None:
     """It runs one version by digest, with its memory, a restricted security context and no service account token."""
-    pod = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
+    pod = render_service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["args"][:2] == ["runtime", VERSION.version]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
@@ -188,9 +192,9 @@ def test_pod_is_restricted_and_sized_for_its_version() -> None:
 
 def test_store_secret_is_optional() -> None:
     """The secret may be missing. Without a name there is no reference."""
-    (container,) = service(VERSION, EVERYTHING)["spec"]["template"]["spec"]["containers"]
+    (container,) = render_service(VERSION, EVERYTHING)["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "store", "optional": True}}]
-    (container,) = service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
+    (container,) = render_service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
     assert "envFrom" not in container
 
 
@@ -211,14 +215,14 @@ def test_store_secret_is_optional() -> None:
 def test_what_the_cluster_would_refuse_is_refused_here(cluster: ClusterSpec, words: str) -> None:
     """The error names the field and the flag that it needs."""
     with pytest.raises(Refused) as refused:
-        service(VERSION, cluster)
+        render_service(VERSION, cluster)
     assert words in refused.value.failure.message
 
 
 def test_fields_that_need_a_flag_are_left_out_without_it() -> None:
     """Spreading over zones is optional."""
-    assert SPREAD.field not in service(VERSION, CLUSTER)["spec"]["template"]["spec"]
-    assert SPREAD.field in service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
+    assert SPREAD.field not in render_service(VERSION, CLUSTER)["spec"]["template"]["spec"]
+    assert SPREAD.field in render_service(VERSION, EVERYTHING)["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("model", ["m", "a" * 63, "a" * 49 + "-" + "b" * 13])
@@ -233,7 +237,7 @@ def test_service_names_are_dns_labels(model: str) -> None:
 def test_fractional_seconds_are_refused() -> None:
     """Knative takes whole seconds."""
     with pytest.raises(Refused, match="whole seconds"):
-        service(replace(VERSION, window_s=6.5), CLUSTER)
+        render_service(replace(VERSION, window_s=6.5), CLUSTER)
 
 
 @pytest.mark.parametrize(("streams", "want"), [(1, 9), (64, 72), (995, 1000), (1000, 1000), (2000, 1000)])
@@ -241,7 +245,7 @@ def test_container_concurrency_exceeds_streams(streams: int, want: int) -> None:
     """It is a little above the streams of a pod, up to Knative's limit for a revision. The target stays at the
     streams.
     """
-    rendered = service(replace(VERSION, max_streams=streams, target=None), CLUSTER)["spec"]["template"]
+    rendered = render_service(replace(VERSION, max_streams=streams, target=None), CLUSTER)["spec"]["template"]
     assert rendered["spec"]["containerConcurrency"] == want
     assert rendered["metadata"]["annotations"]["autoscaling.knative.dev/target"] == str(streams)
 
@@ -254,7 +258,7 @@ def test_target_never_exceeds_streams(streams: int, target: float | None) -> Non
     Above 1000 streams Knative itself aims at 1000.
     """
     local = scaling_spec(ScaleSettings(target=target), streams, reachable=True)
-    template = service(replace(VERSION, max_streams=streams, target=target), CLUSTER)["spec"]["template"]
+    template = render_service(replace(VERSION, max_streams=streams, target=target), CLUSTER)["spec"]["template"]
     knative = resolve_target(
         container_concurrency=template["spec"]["containerConcurrency"],
         target=float(template["metadata"]["annotations"]["autoscaling.knative.dev/target"]),
@@ -286,7 +290,7 @@ def test_drain_ends_within_a_node_s_notice(notice_s: int | None, want_s: int) ->
 
 def test_verification_reaches_pods() -> None:
     """The trust roots are required for the pod's start. Without the setting neither is rendered."""
-    pod = service(VERSION, replace(CLUSTER, verify="require", trust="kelvin-trust"))["spec"]["template"]["spec"]
+    pod = render_service(VERSION, replace(CLUSTER, verify="require", trust="kelvin-trust"))["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     env = {each["name"]: each["value"] for each in container["env"]}
     assert env["KELVIN_VERIFY"] == "require"
@@ -294,5 +298,5 @@ def test_verification_reaches_pods() -> None:
     (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
     assert volume["configMap"] == {"name": "kelvin-trust"}
     assert mount["readOnly"] is True
-    (plain,) = service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
+    (plain,) = render_service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
     assert not {"KELVIN_VERIFY", "KELVIN_TRUST_ROOTS"} & {each["name"] for each in plain["env"]}

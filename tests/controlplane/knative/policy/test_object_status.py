@@ -77,7 +77,7 @@ def endpoint(name: str = "pod-a", address: str = "10.0.0.1", **conditions: Any) 
         ),
         pytest.param(
             knative_service(status("True", latestReadyRevisionName="r-1"), deletionTimestamp="2026-11-20T10:17:24Z"),
-            Service(OF, 8, "", "r-1", is_going=True),
+            Service(OF, 8, "", "r-1", is_being_deleted=True),
             id="being deleted",
         ),
         pytest.param(knative_service(labels={"kelvin.dev/tenant": "acme"}), None, id="foreign: no model label"),
@@ -139,10 +139,10 @@ def test_replica_rows_show_pod_state() -> None:
         "acme", "llama", DIGEST, "kelvin-acme", "r-1",
     )  # fmt: skip
     assert revision_row(Service(OF, 8, "", ""), place) is None
-    assert revision_row(Service(OF, 8, "r-1", "r-1", is_going=True), place) is None
+    assert revision_row(Service(OF, 8, "r-1", "r-1", is_being_deleted=True), place) is None
     shown = {
         (ready, leaving, going): replica_row(
-            Service(OF, 8, "r-1", "r-1", is_going=going), Pod("p", "u", ready, leaving)
+            Service(OF, 8, "r-1", "r-1", is_being_deleted=going), Pod("p", "u", ready, leaving)
         )
         for ready in (False, True)
         for leaving in (False, True)

@@ -138,15 +138,15 @@ def test_pending_replicas_are_counted_by_class() -> None:
     """Only waiting pods count. A class that got a node stays in the list with a count of zero."""
     nodes = PodWaits()
     assert nodes.pending() == ()
-    nodes.pod(ONE, waits())
-    nodes.pod(TWO, waits(T + 5))
-    nodes.pod(("kelvin-other", "z"), waits(T + 9, CPU))
-    nodes.pod(("kelvin-other", "gone"), ObservedPod("s", CPU, unschedulable_since_s=T, is_leaving=True))
-    nodes.pod(("kelvin-other", "ready"), serves(T, T + 1))
+    nodes.update_pod(ONE, waits())
+    nodes.update_pod(TWO, waits(T + 5))
+    nodes.update_pod(("kelvin-other", "z"), waits(T + 9, CPU))
+    nodes.update_pod(("kelvin-other", "gone"), ObservedPod("s", CPU, unschedulable_since_s=T, is_leaving=True))
+    nodes.update_pod(("kelvin-other", "ready"), serves(T, T + 1))
     assert nodes.pending() == (Pending(CPU, 1, T + 9, GUESS_S, 0), Pending(GPU, 2, T, GUESS_S, 0))
-    nodes.pod(ONE, placed(T + 60))
-    nodes.pod(TWO, None)
-    nodes.pod(("kelvin-other", "z"), None)
+    nodes.update_pod(ONE, placed(T + 60))
+    nodes.update_pod(TWO, None)
+    nodes.update_pod(("kelvin-other", "z"), None)
     assert nodes.pending() == (Pending(GPU, 0, None, 60.0, 1),)
     nodes.check_integrity()
 
@@ -154,15 +154,15 @@ def test_pending_replicas_are_counted_by_class() -> None:
 def test_service_is_returned_when_a_wait_begins_or_ends() -> None:
     """Other changes return nothing."""
     nodes = PodWaits()
-    assert nodes.pod(ONE, ObservedPod(SERVICE[1], GPU)) is None
-    assert nodes.pod(ONE, waits()) == SERVICE
-    assert nodes.pod(ONE, waits()) is None
+    assert nodes.update_pod(ONE, ObservedPod(SERVICE[1], GPU)) is None
+    assert nodes.update_pod(ONE, waits()) == SERVICE
+    assert nodes.update_pod(ONE, waits()) is None
     assert list(nodes.services()) == [SERVICE]
-    assert nodes.pod(ONE, placed(T + 5)) == SERVICE
-    assert nodes.pod(ONE, serves(T + 5, T + 9)) is None
+    assert nodes.update_pod(ONE, placed(T + 5)) == SERVICE
+    assert nodes.update_pod(ONE, serves(T + 5, T + 9)) is None
     assert list(nodes.services()) == []
-    assert nodes.pod(TWO, waits()) == SERVICE
-    assert nodes.pod(TWO, None) == SERVICE
+    assert nodes.update_pod(TWO, waits()) == SERVICE
+    assert nodes.update_pod(TWO, None) == SERVICE
     nodes.check_integrity()
 
 
@@ -172,21 +172,21 @@ def test_forecast_includes_the_wait_for_a_node() -> None:
     """
     nodes = PodWaits()
     assert nodes.forecast_ready_s(SERVICE, T) is None
-    nodes.pod(ONE, waits())
+    nodes.update_pod(ONE, waits())
     assert nodes.forecast_ready_s(SERVICE, T) == GUESS_S + START_GUESS_S
     assert nodes.forecast_ready_s(SERVICE, T + 30) == GUESS_S - 30 + START_GUESS_S
-    nodes.pod(ONE, placed(T + 60))
+    nodes.update_pod(ONE, placed(T + 60))
     assert nodes.forecast_ready_s(SERVICE, T + 70) == START_GUESS_S - 10
-    nodes.pod(ONE, serves(T + 60, T + 80))
+    nodes.update_pod(ONE, serves(T + 60, T + 80))
     assert nodes.forecast_ready_s(SERVICE, T + 90) is None
-    nodes.pod(ONE, None)
-    nodes.pod(TWO, waits(T + 100))
+    nodes.update_pod(ONE, None)
+    nodes.update_pod(TWO, waits(T + 100))
     assert nodes.forecast_ready_s(SERVICE, T + 100) == 60 + 20
-    nodes.pod(TWO, placed(T + 200))
-    nodes.pod(TWO, None)
-    nodes.pod(TWO, waits(T + 300))
+    nodes.update_pod(TWO, placed(T + 200))
+    nodes.update_pod(TWO, None)
+    nodes.update_pod(TWO, waits(T + 300))
     assert nodes.forecast_ready_s(SERVICE, T + 300) == pytest.approx(0.3 * 100 + 0.7 * 60 + 20)
-    nodes.pod(TWO, waits(T + 300, CPU))
+    nodes.update_pod(TWO, waits(T + 300, CPU))
     assert nodes.forecast_ready_s(SERVICE, T + 300) == GUESS_S + 20
     nodes.check_integrity()
 
@@ -215,20 +215,20 @@ def test_forecast_is_of_the_first_ready_pod(seen: list[ObservedPod], left_s: flo
     """The first ready pod serves the waiting requests."""
     nodes = PodWaits()
     for number, each in enumerate(seen):
-        nodes.pod(("kelvin-acme", f"pod-{number}"), each)
+        nodes.update_pod(("kelvin-acme", f"pod-{number}"), each)
     assert nodes.forecast_ready_s(SERVICE, T) == left_s
 
 
 def test_lapsed_readiness_is_no_new_start() -> None:
     """A pod that is not ready for a while teaches nothing about starts."""
     nodes = PodWaits()
-    nodes.pod(ONE, placed(T))
-    nodes.pod(ONE, serves(T, T + 20))
-    nodes.pod(ONE, placed(T))
+    nodes.update_pod(ONE, placed(T))
+    nodes.update_pod(ONE, serves(T, T + 20))
+    nodes.update_pod(ONE, placed(T))
     assert nodes.forecast_ready_s(SERVICE, T + 900) is None
-    nodes.pod(ONE, serves(T, T + 900))
-    nodes.pod(ONE, None)
-    nodes.pod(TWO, placed(T + 1000))
+    nodes.update_pod(ONE, serves(T, T + 900))
+    nodes.update_pod(ONE, None)
+    nodes.update_pod(TWO, placed(T + 1000))
     assert nodes.forecast_ready_s(SERVICE, T + 1000) == 20
 
 
@@ -250,16 +250,16 @@ def test_ready_pod_may_enter_a_crash_loop(state: dict[str, Any], want: PodProble
     lapsed = {"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [died]}
     nodes = PodWaits()
     for status, found in ((serving["status"], None), (lapsed, want), (lapsed, want), (serving["status"], None)):
-        nodes.pod((SERVICE[0], "p"), parse_pod({"metadata": about, "status": status}))
+        nodes.update_pod((SERVICE[0], "p"), parse_pod({"metadata": about, "status": status}))
         assert nodes.problem(SERVICE) == found
 
 
 def test_reset_keeps_measured_waits() -> None:
     """A leader's second term sees all pods again."""
     nodes = PodWaits()
-    nodes.pod(ONE, waits())
-    nodes.pod(ONE, placed(T + 60))
-    nodes.pod(TWO, waits())
+    nodes.update_pod(ONE, waits())
+    nodes.update_pod(ONE, placed(T + 60))
+    nodes.update_pod(TWO, waits())
     nodes.forget()
     nodes.check_integrity()
     assert nodes.pending() == (Pending(GPU, 0, None, 60.0, 1),)
@@ -271,9 +271,9 @@ def test_measured_waits_are_bounded() -> None:
     nodes = PodWaits()
     for number in range(MAX_CLASSES + 5):
         node = NodeClass("gpu", f"zone-{number}", "no")
-        nodes.pod(ONE, waits(T, node))
-        nodes.pod(ONE, placed(T + 1, node))
-        nodes.pod(ONE, None)
+        nodes.update_pod(ONE, waits(T, node))
+        nodes.update_pod(ONE, placed(T + 1, node))
+        nodes.update_pod(ONE, None)
     nodes.check_integrity()
     assert len(nodes.pending()) == MAX_CLASSES
 
@@ -305,8 +305,8 @@ def test_why_a_pod_is_not_ready(statuses: list[dict[str, Any]], want: PodProblem
     """Of all container states, only those that keep a pod from ever being ready count."""
     nodes = PodWaits()
     seen = parse_pod({**pod(scheduled("True")), "status": {"containerStatuses": statuses}})
-    nodes.pod(ONE, seen)
+    nodes.update_pod(ONE, seen)
     assert nodes.problem(SERVICE) == want
-    nodes.pod(TWO, serves(T, T + 1))
+    nodes.update_pod(TWO, serves(T, T + 1))
     assert nodes.problem(SERVICE) is None, "another pod serves"
     nodes.check_integrity()

@@ -52,25 +52,28 @@ def test_feed_follows_a_service_through_its_lifecycle() -> None:
     no change.
     """
     sight = WatchCache()
-    assert not sight.service(AT, service("", ""))
-    assert [row.name for row in sight.service(AT, service(ready="")).revisions] == [R1]
-    assert shown(sight.slice(SLICE, pods("a", is_ready=False)).replicas) == [("a", "unproven")]
-    assert not sight.slice(SLICE, pods("a", is_ready=False))
-    assert shown(sight.slice(SLICE, pods("a")).replicas) == [("a", "ready")]
-    assert not sight.service(AT, service()), "the published revision stays the same"
-    assert shown(sight.slice(SLICE, pods("a", "b")).replicas) == [("b", "ready")]
-    assert shown(sight.slice(SLICE, pods("a", "b", is_leaving=True)).replicas) == [("a", "draining"), ("b", "draining")]
-    assert sight.slice(SLICE, pods("b", is_leaving=True)) == FeedChanges(removed_replicas=("a",))
-    assert sight.slice(SLICE, pods()) == FeedChanges(removed_replicas=("b",))
-    assert sight.service(AT, None) == FeedChanges(removed_revisions=(NAME,))
-    assert not sight.slice(SLICE, None)
+    assert not sight.update_service(AT, service("", ""))
+    assert [row.name for row in sight.update_service(AT, service(ready="")).revisions] == [R1]
+    assert shown(sight.update_slice(SLICE, pods("a", is_ready=False)).replicas) == [("a", "unproven")]
+    assert not sight.update_slice(SLICE, pods("a", is_ready=False))
+    assert shown(sight.update_slice(SLICE, pods("a")).replicas) == [("a", "ready")]
+    assert not sight.update_service(AT, service()), "the published revision stays the same"
+    assert shown(sight.update_slice(SLICE, pods("a", "b")).replicas) == [("b", "ready")]
+    assert shown(sight.update_slice(SLICE, pods("a", "b", is_leaving=True)).replicas) == [
+        ("a", "draining"),
+        ("b", "draining"),
+    ]
+    assert sight.update_slice(SLICE, pods("b", is_leaving=True)) == FeedChanges(removed_replicas=("a",))
+    assert sight.update_slice(SLICE, pods()) == FeedChanges(removed_replicas=("b",))
+    assert sight.update_service(AT, None) == FeedChanges(removed_revisions=(NAME,))
+    assert not sight.update_slice(SLICE, None)
     sight.check_integrity()
 
 
 def test_pod_seen_before_its_service_is_published_later() -> None:
     sight = WatchCache()
-    assert not sight.slice(SLICE, pods("a"))
-    news = sight.service(AT, service())
+    assert not sight.update_slice(SLICE, pods("a"))
+    news = sight.update_service(AT, service())
     assert shown(news.replicas) == [("a", "ready")]
     assert [row.name for row in news.revisions] == [R1]
 
@@ -78,67 +81,67 @@ def test_pod_seen_before_its_service_is_published_later() -> None:
 def test_old_revision_is_published_until_new_one_is_ready() -> None:
     """Pods of both revisions serve."""
     sight = WatchCache()
-    sight.service(AT, service())
-    sight.slice(SLICE, pods("a"))
-    assert not sight.service(AT, service(created=R2))
-    assert shown(sight.slice((AT[0], "other"), pods("b")).replicas) == [("b", "ready")]
-    assert [row.name for row in sight.service(AT, service(created=R2, ready=R2)).revisions] == [R2]
-    assert sight.slice(SLICE, None).removed_replicas == ("a",)
+    sight.update_service(AT, service())
+    sight.update_slice(SLICE, pods("a"))
+    assert not sight.update_service(AT, service(created=R2))
+    assert shown(sight.update_slice((AT[0], "other"), pods("b")).replicas) == [("b", "ready")]
+    assert [row.name for row in sight.update_service(AT, service(created=R2, ready=R2)).revisions] == [R2]
+    assert sight.update_slice(SLICE, None).removed_replicas == ("a",)
 
 
 def test_pod_with_two_addresses_is_one_replica() -> None:
     """It stays while one slice has it."""
     sight = WatchCache()
-    sight.service(AT, service())
-    assert shown(sight.slice(SLICE, pods("a")).replicas) == [("a", "ready")]
-    assert not sight.slice((AT[0], "of-ipv6"), pods("a"))
-    assert not sight.slice((AT[0], "of-ipv6"), None)
+    sight.update_service(AT, service())
+    assert shown(sight.update_slice(SLICE, pods("a")).replicas) == [("a", "ready")]
+    assert not sight.update_slice((AT[0], "of-ipv6"), pods("a"))
+    assert not sight.update_slice((AT[0], "of-ipv6"), None)
 
 
 def test_pods_of_a_deleted_service_drain() -> None:
     """They take no new requests, and leave the feed when they are gone."""
     sight = WatchCache()
-    sight.service(AT, service())
-    sight.slice(SLICE, pods("a"))
-    news = sight.service(AT, service(is_going=True))
+    sight.update_service(AT, service())
+    sight.update_slice(SLICE, pods("a"))
+    news = sight.update_service(AT, service(is_being_deleted=True))
     assert (shown(news.replicas), news.removed_revisions) == ([("a", "draining")], (NAME,))
-    assert sight.slice(SLICE, None).removed_replicas == ("a",)
-    assert not sight.service(AT, None)
+    assert sight.update_slice(SLICE, None).removed_replicas == ("a",)
+    assert not sight.update_service(AT, None)
     sight.check_integrity()
 
 
 def test_failure_is_published_once() -> None:
     """It is published again if it returns. Only the newest revision's failure counts."""
     sight = WatchCache()
-    sight.service(AT, service(ready=""))
-    assert sight.revision((AT[0], R1), FAILED).failed == ((OF, FAILED),)
-    assert not sight.revision((AT[0], R1), FAILED)
-    assert not sight.service(AT, service(ready=""))
-    assert not sight.revision((AT[0], R1), None)
-    assert sight.revision((AT[0], R1), replace(FAILED, since="one")).failed
-    assert not sight.revision((AT[0], "another-00001"), FAILED)
+    sight.update_service(AT, service(ready=""))
+    assert sight.update_revision((AT[0], R1), FAILED).failed == ((OF, FAILED),)
+    assert not sight.update_revision((AT[0], R1), FAILED)
+    assert not sight.update_service(AT, service(ready=""))
+    assert not sight.update_revision((AT[0], R1), None)
+    assert sight.update_revision((AT[0], R1), replace(FAILED, since="one")).failed
+    assert not sight.update_revision((AT[0], "another-00001"), FAILED)
 
 
 def test_failure_seen_before_its_service_is_published_later() -> None:
     """A new control plane sees objects in any order."""
     sight = WatchCache()
-    assert not sight.revision((AT[0], R1), FAILED)
-    assert sight.service(AT, service(ready="")).failed == ((OF, FAILED),)
+    assert not sight.update_revision((AT[0], R1), FAILED)
+    assert sight.update_service(AT, service(ready="")).failed == ((OF, FAILED),)
 
 
 def test_failure_is_not_published_while_a_replica_serves() -> None:
     """This holds for a new revision beside the old one, and for a revision with a ready pod."""
     sight = WatchCache()
-    sight.service(AT, service(created=R2))
-    assert not sight.revision((AT[0], R2), FAILED)
-    sight.slice(SLICE, pods("a"))
-    assert not sight.revision((AT[0], R1), FAILED)
-    assert sight.slice(SLICE, pods()).failed == ((OF, FAILED),), "the last pod is gone"
+    sight.update_service(AT, service(created=R2))
+    assert not sight.update_revision((AT[0], R2), FAILED)
+    sight.update_slice(SLICE, pods("a"))
+    assert not sight.update_revision((AT[0], R1), FAILED)
+    assert sight.update_slice(SLICE, pods()).failed == ((OF, FAILED),), "the last pod is gone"
 
 
 def test_service_without_revision_publishes_its_failure() -> None:
     sight = WatchCache()
-    assert sight.service(AT, service("", "", refused="RevisionFailed")).failed == (
+    assert sight.update_service(AT, service("", "", refused="RevisionFailed")).failed == (
         (OF, RevisionFailure("RevisionFailed", "")),
     )
 
@@ -156,14 +159,14 @@ def test_changes_add_up_to_the_current_state() -> None:
             if luck.random() < 0.4:
                 at = ("kelvin-acme", luck.choice(["one", "two"]))
                 made = Service(replace(OF, model=at[1]), 8, luck.choice(["", R1, R2]), luck.choice(["", R1]))
-                services[at] = luck.choice([None, made, replace(made, is_going=True)])
-                news = sight.service(at, services[at])
+                services[at] = luck.choice([None, made, replace(made, is_being_deleted=True)])
+                news = sight.update_service(at, services[at])
             else:
                 where = ("kelvin-acme", luck.choice(["x", "y", "z"]))
                 names = luck.sample(["a", "b", "c"], luck.randrange(4))
                 found = tuple(Pod(f"{where[1]}-{n}", n, luck.random() < 0.5, luck.random() < 0.3) for n in names)
                 slices[where] = luck.choice([None, SlicePods(luck.choice(["one", "two"]), found)])
-                news = sight.slice(where, slices[where])
+                news = sight.update_slice(where, slices[where])
             sight.check_integrity()
             revisions.update({(row.tenant, row.model, row.version): row for row in news.revisions})
             for gone in news.removed_revisions:
@@ -172,8 +175,8 @@ def test_changes_add_up_to_the_current_state() -> None:
                 del replicas[name]
             replicas.update({row.runtime_id: row for row in news.replicas})
         fresh, fresh_revisions, fresh_replicas = WatchCache(), {}, {}
-        everything: list[tuple[Any, Any, Any]] = [(fresh.service, *each) for each in services.items()]
-        everything += [(fresh.slice, *each) for each in slices.items()]
+        everything: list[tuple[Any, Any, Any]] = [(fresh.update_service, *each) for each in services.items()]
+        everything += [(fresh.update_slice, *each) for each in slices.items()]
         luck.shuffle(everything)
         for take, place, what in everything:
             news = take(place, what)
@@ -222,11 +225,11 @@ def test_recorded_lifecycle_is_replayed() -> None:
         if kind == "service":
             about.setdefault("labels", {}).update({"kelvin.dev/tenant": "acme", "kelvin.dev/model": "llama"})
             about.setdefault("annotations", {})["kelvin.dev/version"] = OF.version
-            news = sight.service(place, None if is_gone else parse_service(obj))
+            news = sight.update_service(place, None if is_gone else parse_service(obj))
         elif kind == "revision":
-            news = sight.revision(place, None if is_gone else parse_revision_failure(obj))
+            news = sight.update_revision(place, None if is_gone else parse_revision_failure(obj))
         elif about["labels"].get("networking.internal.knative.dev/serviceType") == "Private":
-            news = sight.slice(place, None if is_gone else parse_slice_pods(obj))
+            news = sight.update_slice(place, None if is_gone else parse_slice_pods(obj))
         else:
             continue
         sight.check_integrity()

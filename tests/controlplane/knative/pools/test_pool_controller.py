@@ -57,7 +57,7 @@ async def test_pooled_version_is_bound_and_released(tmp_path: Path) -> None:
         await it.read_feed()
         await it.ask()
         assert it.states() == {"l1": PodState.PARKED, "s1": PodState.BINDING}
-        assert it.pod("s1").take == BindPodRequest(
+        assert it.pod("s1").bind_request == BindPodRequest(
             tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url,
             weight_bytes=4096,
         )  # fmt: skip
@@ -180,9 +180,9 @@ async def test_next_leader_adopts_bound_pods(tmp_path: Path) -> None:
     ours = BindPodRequest(
         tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
     )
-    pods.pods[orders("s1")] = Pod(take=ours, is_ready=True)
-    pods.pods[orders("s2")] = Pod(take=ours)
-    pods.pods[orders("s3")] = Pod(take=msgspec.structs.replace(ours, version=digest("f")), is_ready=True)
+    pods.pods[orders("s1")] = Pod(bind_request=ours, is_ready=True)
+    pods.pods[orders("s2")] = Pod(bind_request=ours)
+    pods.pods[orders("s3")] = Pod(bind_request=msgspec.structs.replace(ours, version=digest("f")), is_ready=True)
     for pod in pods.pods.values():
         pod.restore_allowed.set()
     async with running_pools(tmp_path, pods) as it:
@@ -203,14 +203,14 @@ async def test_start_that_was_taken_over_waits_for_another_pod(tmp_path: Path) -
     ours = BindPodRequest(
         tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
     )
-    pods.pods[orders("s1")] = Pod(take=ours, fails=Refused(Unavailable("the pod")))
+    pods.pods[orders("s1")] = Pod(bind_request=ours, fails=Refused(Unavailable("the pod")))
     async with running_pools(tmp_path, pods) as it:
         await it.register()
         await it.run("small", "s1")
         await it.ask()
         assert it.states() == {"s1": PodState.BINDING}
         it.pod("s1").restore_allowed.set()
-        it.pod("s1").take = None
+        it.pod("s1").bind_request = None
         await it.run("small")
         assert await failures(it) == []
         await it.run("small", "s2")
@@ -279,7 +279,7 @@ async def test_minimum_of_a_model_on_pools_is_within_its_share_of_the_devices_to
     )
     async with running_pools(tmp_path, devices=4) as it:
         await it.register()
-        it.table.put(other)
+        it.table.upsert(other)
         with pytest.raises(Refused, match="share of 4 device slots is 2"):
             it.plane.check_scale(it.registry.model(TENANT, "m"), ScaleSettings(min=3, max=20))
 
@@ -293,7 +293,7 @@ async def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
         tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
     )
     for name in ("s1", "s2", "s3"):
-        pods.pods[orders(name)] = Pod(take=ours, is_ready=True)
+        pods.pods[orders(name)] = Pod(bind_request=ours, is_ready=True)
         pods.pods[orders(name)].restore_allowed.set()
     async with running_pools(tmp_path, pods) as it:
         await it.register()
@@ -326,7 +326,7 @@ async def test_restarted_or_terminating_pod_is_replaced(tmp_path: Path) -> None:
         await it.let_pass(10)
         assert it.table.replicas_of(key()) == (first,), "silence is no death"
         it.pod(name).is_unreachable = False
-        it.pod(name).take, it.pod(name).life = None, 7
+        it.pod(name).bind_request, it.pod(name).life = None, 7
         await it.ask()
         await it.let_pass(10)
         (second,) = it.table.replicas_of(key())
@@ -402,7 +402,7 @@ async def test_slow_pod_delays_no_other(tmp_path: Path) -> None:
         assert await shares(it) == {"small-00001": 3.0}
         await it.run("small", "s1", "s2")
         assert it.states() == {"s1": PodState.UNKNOWN, "s2": PodState.BINDING}
-        assert it.pools.counts() == {
+        assert it.pools.count_pods() == {
             ("small", "wanted"): 3, ("large", "wanted"): 1, ("small", "unknown"): 1, ("small", "binding"): 1,
         }  # fmt: skip
         it.pod("s1").says.set()

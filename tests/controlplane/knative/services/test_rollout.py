@@ -15,7 +15,7 @@ import pytest
 from controlplane.knative.apply.cluster import Invalid, Json, Ref, Unreachable
 from controlplane.knative.knative_controller import SERVICE_API
 from controlplane.knative.policy.apply_steps import with_digest
-from controlplane.knative.policy.knative_service import ZERO_INITIAL_SCALE, ClusterSpec, PodVersion, service
+from controlplane.knative.policy.knative_service import ZERO_INITIAL_SCALE, ClusterSpec, PodVersion, render_service
 from controlplane.knative.policy.object_labels import RENDERING
 from controlplane.knative.policy.rollout_waves import FAILURE_PAUSES, WAVE_SIZE, ImageBehind
 from controlplane.knative.services import service_renderer as wanted_services
@@ -160,7 +160,7 @@ async def fleet(path: Path, models: int) -> AsyncIterator[tuple[FakeServices, Le
 
 
 def behind(scene: ControllerScenario, model: str) -> ImageBehind | None:
-    return scene.outcomes.behind.get(key(model))
+    return scene.outcomes.images_behind.get(key(model))
 
 
 async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
@@ -182,13 +182,13 @@ async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
             canary = behind(scene, "m17")
             assert canary is not None
             assert canary.reason == "starting"
-            assert len(scene.outcomes.behind) == 50
+            assert len(scene.outcomes.images_behind) == 50
             place.becomes("m17", "True")
             await scene.let_pass(2)
             assert 1 < len(place.with_new()) <= 1 + WAVE_SIZE
             assert 1 < await place.starts_all(scene) <= WAVE_SIZE
             assert place.images() == {NEW.image: 50}
-            assert scene.outcomes.behind == {}
+            assert scene.outcomes.images_behind == {}
             assert {place.generation(model) for model in place.models} == {2}
 
 
@@ -266,7 +266,7 @@ async def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> N
             assert 1 < await place.starts_all(scene) < WAVE_SIZE
             assert place.images() == {NEW.image: 20}
             assert place.generation("m00") == 3
-            assert scene.outcomes.behind == {}
+            assert scene.outcomes.images_behind == {}
             await scene.let_pass(2 * FAILURE_PAUSES.longest_s)
             assert place.generation("m00") == 3
 
@@ -284,7 +284,7 @@ async def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None
             assert place.image("m01") == fixed.image
             await place.starts_all(scene)
             assert place.images() == {fixed.image: 9}
-            assert scene.outcomes.behind == {}
+            assert scene.outcomes.images_behind == {}
 
 
 @pytest.mark.parametrize("canary", ["Unknown", "False"])
@@ -386,7 +386,7 @@ async def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: ClusterSpe
                 await scene.let_pass(10)
             await place.starts_all(scene)
             assert place.images() == {after.image: 9}
-            assert scene.outcomes.behind == {}
+            assert scene.outcomes.images_behind == {}
             assert {place.generation(model) for model in place.models} == {2 if after == NEW else 1}
 
 
@@ -414,7 +414,7 @@ async def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) 
         async with lead(OLD) as scene:
             await scene.let_pass(FAILURE_PAUSES.first_s * 4)
             assert {place.generation(model) for model in place.models} == {1}
-            assert scene.outcomes.behind == {}
+            assert scene.outcomes.images_behind == {}
 
 
 async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +423,7 @@ async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeyp
     def defective(pod: PodVersion, cluster: ClusterSpec) -> Json:
         if pod.model == "m01":
             raise ValueError(pod.model)
-        return service(pod, cluster)
+        return render_service(pod, cluster)
 
     async with fleet(tmp_path, 3) as (place, lead):
         place.runs(*place.models)
@@ -515,7 +515,7 @@ def test_pass_reads_only_services_that_changed() -> None:
             tenant=TENANT, model=name, version=digest("a"), weight_bytes=1 << 30, kv_bytes=1 << 29, max_streams=8,
             min_scale=0, max_scale=scale, target=None, window_s=60, grace_s=30, average="linear",
         )  # fmt: skip
-        return CountedService(service(pod, cluster), read)
+        return CountedService(render_service(pod, cluster), read)
 
     for name in names:
         becomes(name, "True", 1, OLD)
@@ -528,7 +528,7 @@ def test_pass_reads_only_services_that_changed() -> None:
         rollout.choose({})
         return set(read)
 
-    rollout.render(wanted.values(), places)
+    rollout.set_rendered(wanted.values(), places)
     assert names_read_in_a_pass() == {ref_of(name).name for name in names}
     names_read_in_a_pass()  # the canary, which is due
     assert names_read_in_a_pass() == set()
@@ -537,7 +537,7 @@ def test_pass_reads_only_services_that_changed() -> None:
     assert names_read_in_a_pass() == {ref_of("m000").name}
     assert names_read_in_a_pass() == set()
 
-    pods.put(ReplicaRow("pod", TENANT, "m100", digest("a"), "", 8, draining=False, restore=()))
+    pods.upsert(ReplicaRow("pod", TENANT, "m100", digest("a"), "", 8, draining=False, restore=()))
     assert names_read_in_a_pass() == {ref_of("m100").name}
 
     becomes("m000", "True", 2, NEW)
@@ -546,7 +546,7 @@ def test_pass_reads_only_services_that_changed() -> None:
     assert names_read_in_a_pass() == set()
 
     wanted["m150"] = rendered("m150", NEW, scale=2)
-    rollout.render(wanted.values(), places)
+    rollout.set_rendered(wanted.values(), places)
     read.clear()
     assert rollout.choose({})
     assert read == {ref_of("m150").name}
@@ -589,7 +589,7 @@ async def test_service_that_cannot_be_read_costs_only_itself(
             place.put({**sound, "metadata": {**sound["metadata"], "resourceVersion": None}})
             await place.starts_all(scene)
             assert place.images() == {NEW.image: 9}
-            assert scene.outcomes.behind == {}
+            assert scene.outcomes.images_behind == {}
 
 
 async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,9 +606,9 @@ async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.Monk
     def broken(pod: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
         if pod.model == "bad":
             raise ZeroDivisionError
-        return service(pod, cluster)
+        return render_service(pod, cluster)
 
-    monkeypatch.setattr(wanted_services, "service", broken)
+    monkeypatch.setattr(wanted_services, "render_service", broken)
 
 
 async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(

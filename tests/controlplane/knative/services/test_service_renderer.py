@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.knative.policy.knative_service import ClusterSpec, PodVersion, service, service_name
+from controlplane.knative.policy.knative_service import ClusterSpec, PodVersion, render_service, service_name
 from controlplane.knative.services import service_renderer
 from controlplane.knative.services.service_renderer import ServiceRenderer, versions_with_service
 from controlplane.registry.policy.domain import Model, Version, VersionKey
@@ -76,11 +76,11 @@ def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest
     def broken(pod: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
         if pod.model == "bad":
             raise ZeroDivisionError
-        return service(pod, cluster)
+        return render_service(pod, cluster)
 
-    monkeypatch.setattr(service_renderer, "service", broken)
+    monkeypatch.setattr(service_renderer, "render_service", broken)
     every = [(each, each.versions[0]) for each in (bad, good)]
-    objects, failed = rendering().objects(every, lambda _: False)
+    objects, failed = rendering().render_all(every, lambda _: False)
     assert [each["kind"] for each in objects] == ["Service"]
     assert failed == {bad.versions[0].key: Internal()}
 
@@ -99,7 +99,7 @@ def test_service_is_rendered_once_per_version() -> None:
     models = [model(versions="a", scale=scale), model(name="n", versions="a"), model(tenant="acme", versions="a")]
     it = rendering()
     every = [(each, each.versions[0]) for each in models]
-    objects, failed = it.objects(every, lambda tenant: False)
+    objects, failed = it.render_all(every, lambda tenant: False)
     assert not failed
     heads = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
     name, other = service_name("m", digest("a")), service_name("n", digest("a"))
@@ -114,8 +114,8 @@ def test_service_is_rendered_once_per_version() -> None:
         "min-scale": "1", "max-scale": "3", "target": "4", "window": "30s", "scale-to-zero-pod-retention-period": "10s",
     }.items()  # fmt: skip
     assert objects[0]["spec"]["template"]["spec"]["containerConcurrency"] == 72
-    assert it.places["kelvin-acme", name] == VersionKey("acme", "m", digest("a"))
-    again, _ = it.objects(every, lambda tenant: False)
+    assert it.key_by_service["kelvin-acme", name] == VersionKey("acme", "m", digest("a"))
+    again, _ = it.render_all(every, lambda tenant: False)
     assert again[0] is objects[0], "an unchanged Service is not rendered again"
 
 
@@ -123,7 +123,7 @@ def test_suspended_tenant_keeps_no_minimum() -> None:
     it = model(versions="a", scale=ScaleSettings(min=2, max=3))
     for suspended, least in ((False, "2"), (True, "0"), (False, "2")):
         suspects = {"default"} if suspended else set[str]()
-        objects, _ = rendering().objects([(it, it.versions[0])], suspects.__contains__)
+        objects, _ = rendering().render_all([(it, it.versions[0])], suspects.__contains__)
         notes = objects[0]["spec"]["template"]["metadata"]["annotations"]
         assert notes["autoscaling.knative.dev/min-scale"] == least
 
@@ -135,7 +135,7 @@ def most_of(it: ServiceRenderer, *models: Model, old: str = "") -> list[str]:
             models, lambda key: key.version[0] in old, lambda key: False, lambda key: False, lambda _: True
         )
     )
-    objects, failed = it.objects(every, lambda tenant: False)
+    objects, failed = it.render_all(every, lambda tenant: False)
     assert not failed
     services = [each for each in objects if each["kind"] == "Service"]
     return [
@@ -173,7 +173,7 @@ def test_unrenderable_version_fails_alone(it: Model, says: str) -> None:
     """The failure is that version's, and the others are rendered."""
     fine = model(name="x" * 50, versions="a")
     every = [(each, each.versions[0]) for each in (fine, it)]
-    objects, failed = rendering("kelvin-system").objects(every, lambda tenant: False)
+    objects, failed = rendering("kelvin-system").render_all(every, lambda tenant: False)
     assert [each["metadata"]["name"] for each in objects] == [service_name("x" * 50, digest("a"))]
     assert [(of.tenant, of.model) for of in failed] == [(it.tenant, it.model)]
     assert all(says in failure.message for failure in failed.values())

@@ -35,7 +35,7 @@ async def test_uncounted_starts_make_many_replicas() -> None:
 
     async with world(slots=10_000) as w:
         which = w.catalogue.add("m", FAST)
-        w.actuator.live = lambda which: 0  # type: ignore[method-assign]
+        w.actuator.live_count = lambda which: 0  # type: ignore[method-assign]
         for _ in range(1000):
             w.report(which)
         assert len(w.actuator.starts) > 900
@@ -53,8 +53,8 @@ async def test_load_scales_out_up_to_the_maximum() -> None:
             w.report(which, 35.0, 0)
             w.report(capped, 35.0, 0)
             await w.clock.advance(1.0)
-        assert w.actuator.live(which) == 5
-        assert w.actuator.live(capped) == 3
+        assert w.actuator.live_count(which) == 5
+        assert w.actuator.live_count(capped) == 3
 
 
 async def test_idle_version_scales_to_zero_after_window_and_grace() -> None:
@@ -65,12 +65,12 @@ async def test_idle_version_scales_to_zero_after_window_and_grace() -> None:
         await wake_version(w, which)
         await w.pass_seconds(5, which, 1.0)
         await w.pass_seconds(12)
-        assert w.actuator.ready(which) == 1, "window over, grace not"
+        assert w.actuator.ready_count(which) == 1, "window over, grace not"
         w.report(which)
         await w.pass_seconds(14)
-        assert w.actuator.ready(which) == 1, "the request restarted the window"
+        assert w.actuator.ready_count(which) == 1, "the request restarted the window"
         await w.pass_seconds(16)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         assert len(w.actuator.starts) == 1
 
 
@@ -82,7 +82,7 @@ async def test_version_under_load_keeps_its_replica() -> None:
         await wake_version(w, which)
         for _ in range(600):
             await w.pass_seconds(1, which, 1.0)
-            assert w.actuator.live(which) == 1
+            assert w.actuator.live_count(which) == 1
 
 
 async def test_start_continues_after_its_caller_leaves() -> None:
@@ -92,10 +92,10 @@ async def test_start_continues_after_its_caller_leaves() -> None:
         which = w.catalogue.add("m", FAST)
         w.report(which)
         await w.pass_seconds(60)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
         w.actuator.become_ready(which)
         await w.pass_seconds(12)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
 
 
 async def test_failed_start_is_retried_on_request_after_a_second() -> None:
@@ -127,19 +127,19 @@ async def test_minimum_is_kept_and_retried() -> None:
     async with world() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=2, max=2))
         await w.pass_seconds(3)
-        assert w.actuator.live(which) == 2
+        assert w.actuator.live_count(which) == 2
         w.actuator.become_ready(which)
         w.actuator.become_ready(which)
         await w.pass_seconds(120)
-        assert w.actuator.ready(which) == 2
+        assert w.actuator.ready_count(which) == 2
         w.actuator.die(which)
-        assert w.actuator.live(which) == 2, "made up for at once"
+        assert w.actuator.live_count(which) == 2, "made up for at once"
         w.actuator.become_ready(which)
         w.actuator.die(which)
         w.actuator.die(which)
         w.actuator.fail(which) if w.actuator.starting.get(which) else None
         await w.pass_seconds(40)
-        assert w.actuator.live(which) == 2
+        assert w.actuator.live_count(which) == 2
 
 
 async def test_repeated_exits_are_replaced_once_a_second() -> None:
@@ -169,7 +169,7 @@ async def test_unused_versions_cost_nothing() -> None:
         which = key("m7")
         await wake_version(w, which)
         await w.pass_seconds(30)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         w.actuator.drained(which)
         await w.pass_seconds(10)
         assert len(w.scaler._scalers) == 0
@@ -191,9 +191,9 @@ async def test_adopted_replicas_stay_for_a_stable_window() -> None:
         which = w.catalogue.add("m", replace_scale(FAST, max=4))
         w.actuator.serving[which] = 3
         await w.pass_seconds(5)
-        assert w.actuator.ready(which) == 3
+        assert w.actuator.ready_count(which) == 3
         await w.pass_seconds(40)
-        assert w.actuator.ready(which) == 0
+        assert w.actuator.ready_count(which) == 0
 
 
 async def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -211,7 +211,7 @@ async def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.L
         w.actuator.apply = broken  # type: ignore[method-assign]
         await wake_version(w, good)
         await w.pass_seconds(12)
-        assert w.actuator.live(good) == 0
+        assert w.actuator.live_count(good) == 0
     assert "one part of the work failed; the others go on" in caplog.text
 
 
@@ -232,5 +232,5 @@ async def test_report_of_a_defective_version_stops_no_other(caplog: pytest.LogCa
         w.scaler.observe(Stats(activator="activator-0", stats=both))
         assert [which for which, _ in w.actuator.starts] == [good]
         w.scaler.stop((bad, good))
-        assert w.actuator.live(good) == 0
+        assert w.actuator.live_count(good) == 0
     assert "defect" in caplog.text

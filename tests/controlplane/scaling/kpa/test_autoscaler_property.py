@@ -49,7 +49,7 @@ async def _apply(w: AutoscalerScenario, keys: dict[str, VersionKey], step: str, 
 def _check(w: AutoscalerScenario, keys: dict[str, VersionKey], failed_s: dict[VersionKey, float], started: int) -> None:
     w.scaler.check_integrity()
     for name, which in keys.items():
-        assert w.actuator.live(which) <= MAXIMA[name], "over its maximum"
+        assert w.actuator.live_count(which) <= MAXIMA[name], "over its maximum"
     assert sum(w.actuator.process_count(which) for which in keys.values()) - len(w.actuator.asleep) <= SLOTS
     now = w.clock.monotonic_us() / 1e6
     for which, _ in w.actuator.starts[started:]:
@@ -66,7 +66,7 @@ async def _play(steps: list[tuple[str, str, float]]) -> None:
             started, fails = len(w.actuator.starts), step == "fail" and w.actuator.starting.get(keys[name])
             await _apply(w, keys, step, name, size)
             _check(w, keys, failed_s, started)
-            if fails and w.actuator.live(keys[name]) == 0:
+            if fails and w.actuator.live_count(keys[name]) == 0:
                 failed_s[keys[name]] = w.clock.monotonic_us() / 1e6
         await _a_caller_is_served(w, keys["a"])
         await _silence_ends_at_zero(w, keys)
@@ -83,7 +83,7 @@ async def _a_caller_is_served(w: AutoscalerScenario, which: VersionKey) -> None:
         for each in list(w.actuator.draining):
             while w.actuator.draining[each]:
                 w.actuator.drained(each)
-        if w.actuator.ready(which):
+        if w.actuator.ready_count(which):
             return
         w.report(which, 1.0, 0)
         await w.clock.advance(1.0)

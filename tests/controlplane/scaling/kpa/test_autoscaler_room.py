@@ -18,13 +18,13 @@ async def test_stop_scales_to_zero_and_next_request_starts() -> None:
         w.actuator.become_ready(which)
         w.report(which, 3.0, 3)
         w.scaler.stop((which,))
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         w.report(which, 2.7, 2)  # the report of the second in which it was stopped
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         w.actuator.drained(which)
         await w.clock.advance(0.1)
         w.report(which, 1.0, 1)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
 
 
 async def test_streams_finishing_after_stop_start_nothing() -> None:
@@ -35,11 +35,11 @@ async def test_streams_finishing_after_stop_start_nothing() -> None:
         await w.pass_seconds(5, which, 2.0)
         w.scaler.stop((which,))
         await w.pass_seconds(60, which, 2.0)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         w.actuator.drained(which)
         w.report(which, 0.4, 0)  # the rest of the last second
         await w.pass_seconds(30)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
 
 
 async def test_unannounced_request_after_stop_is_served_late() -> None:
@@ -49,9 +49,9 @@ async def test_unannounced_request_after_stop_is_served_late() -> None:
         await wake_version(w, which)
         w.scaler.stop((which,))
         w.report(which, 0.7, 2)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         await w.pass_seconds(3, which, 1.0)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
 
 
 async def test_full_machine_ends_the_longest_idle_version() -> None:
@@ -65,13 +65,13 @@ async def test_full_machine_ends_the_longest_idle_version() -> None:
         requested_us = w.clock.monotonic_us()
         w.report(third)
         await w.pass_seconds(3, third, 1.0)
-        assert (w.actuator.live(first), w.actuator.live(second)) == (0, 1)
-        assert w.actuator.live(third) == 0, "the slot is held until the process is dead"
+        assert (w.actuator.live_count(first), w.actuator.live_count(second)) == (0, 1)
+        assert w.actuator.live_count(third) == 0, "the slot is held until the process is dead"
         w.actuator.drained(first)
         assert w.actuator.starts[2:] == [(third, requested_us)]
         await w.pass_seconds(20, third, 1.0)
         assert w.actuator.refused == []
-        assert w.actuator.live(first) == 0
+        assert w.actuator.live_count(first) == 0
 
 
 async def test_full_busy_machine_refuses_the_request() -> None:
@@ -81,7 +81,7 @@ async def test_full_busy_machine_refuses_the_request() -> None:
         await wake_version(w, busy)
         w.report(other)
         assert w.actuator.refused == [other]
-        assert w.actuator.live(busy) == 1
+        assert w.actuator.live_count(busy) == 1
 
 
 @pytest.mark.parametrize("idle", ["zero", "auto"])
@@ -94,7 +94,7 @@ async def test_abandoned_slot_wait_is_cancelled(idle: str) -> None:
         await wake_version(w, first)
         await w.pass_seconds(7)
         w.report(second)
-        assert w.actuator.live(first) == w.actuator.live(second) == 0
+        assert w.actuator.live_count(first) == w.actuator.live_count(second) == 0
         await w.pass_seconds(60)
         w.actuator.drained(first)
         assert [which for which, _ in w.actuator.starts] == [first]
@@ -131,9 +131,9 @@ async def test_deploy_on_a_full_machine_gives_the_slot_to_the_new_version() -> N
         new = w.catalogue.deploy("m", "b")
         w.scaler.tick()
         await w.pass_seconds(5)
-        assert w.actuator.live(old) == 0, "it drains seconds after its last request"
+        assert w.actuator.live_count(old) == 0, "it drains seconds after its last request"
         w.actuator.drained(old)
-        assert w.actuator.live(new) == 1
+        assert w.actuator.live_count(new) == 1
 
 
 async def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
@@ -144,14 +144,14 @@ async def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
         w.actuator.serving[pinned] = 2
         await w.pass_seconds(5)
         w.report(other)
-        assert w.actuator.live(pinned) == 1
+        assert w.actuator.live_count(pinned) == 1
         w.actuator.drained(pinned)
-        assert w.actuator.live(other) == 1
+        assert w.actuator.live_count(other) == 1
         w.actuator.become_ready(other)
         for _ in range(10):
             w.report(third)
             await w.pass_seconds(1, other, 1.0)
-        assert w.actuator.live(pinned) == 1, "never under its minimum"
+        assert w.actuator.live_count(pinned) == 1, "never under its minimum"
 
 
 async def test_minimum_makes_room_for_each_of_its_replicas() -> None:
@@ -167,11 +167,11 @@ async def test_minimum_makes_room_for_each_of_its_replicas() -> None:
         w.catalogue.set_scale(promised, replace_scale(FAST, min=3, max=3))
         for replicas in (1, 0):
             await w.pass_seconds(2, busy, 1.0)
-            assert (w.actuator.live(idle), w.actuator.draining[idle]) == (replicas, 1)
+            assert (w.actuator.live_count(idle), w.actuator.draining[idle]) == (replicas, 1)
             w.actuator.drained(idle)
-        assert w.actuator.live(promised) == 3
+        assert w.actuator.live_count(promised) == 3
         await w.pass_seconds(4, busy, 1.0)
-        assert [w.actuator.live(each) for each in (promised, kept, busy)] == [3, 1, 1]
+        assert [w.actuator.live_count(each) for each in (promised, kept, busy)] == [3, 1, 1]
 
 
 async def test_two_minimums_without_room_for_both_take_nothing_from_each_other() -> None:
@@ -181,7 +181,7 @@ async def test_two_minimums_without_room_for_both_take_nothing_from_each_other()
         first, second = w.catalogue.add("m", scale), w.catalogue.add("n", scale)
         w.actuator.serving.update({first: 2, second: 1})
         await w.pass_seconds(60)
-        assert (w.actuator.ready(first), w.actuator.ready(second)) == (2, 1)
+        assert (w.actuator.ready_count(first), w.actuator.ready_count(second)) == (2, 1)
         assert w.actuator.starts == []
         assert w.scaler.pending == 1
 
@@ -197,7 +197,7 @@ async def test_replica_of_a_minimum_gives_no_slot_back_to_who_lost_it() -> None:
         for _ in range(20):
             w.report(other)
             await w.pass_seconds(1)
-        assert (w.actuator.live(promised), w.actuator.live(other)) == (2, 0)
+        assert (w.actuator.live_count(promised), w.actuator.live_count(other)) == (2, 0)
 
 
 async def test_stop_outlives_the_control_plane_until_the_version_is_used_again() -> None:
@@ -208,9 +208,9 @@ async def test_stop_outlives_the_control_plane_until_the_version_is_used_again()
         await w.pass_seconds(60)
         assert w.actuator.starts == []
         w.report(which)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
         await w.pass_seconds(3, which, 1.0)
-        assert w.actuator.live(which) == 2, "the minimum holds again"
+        assert w.actuator.live_count(which) == 2, "the minimum holds again"
 
 
 async def test_streams_that_outlive_the_control_plane_do_not_end_a_stop() -> None:
@@ -236,13 +236,13 @@ async def test_nothing_runs_for_a_suspended_tenant() -> None:
         w.actuator.serving[which] = 1  # adopted
         w.report(which)
         await w.pass_seconds(3, which, 1.0)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         w.actuator.drained(which)
         await w.pass_seconds(40, which, 1.0)
         assert w.actuator.starts == []
         w.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=False),)))
         await w.pass_seconds(3)
-        assert w.actuator.live(which) == 1, "resumed: its minimum holds"
+        assert w.actuator.live_count(which) == 1, "resumed: its minimum holds"
 
 
 async def test_replicas_beyond_the_slots_wait_for_room() -> None:
@@ -256,8 +256,8 @@ async def test_replicas_beyond_the_slots_wait_for_room() -> None:
         await w.pass_seconds(3, busy, 1.0)
         w.actuator.become_ready(which)
         await w.pass_seconds(60, busy, 1.0)
-        assert (w.actuator.live(which), w.scaler.pending) == (1, 2)
+        assert (w.actuator.live_count(which), w.scaler.pending) == (1, 2)
         w.actuator.die(busy)
         w.scaler.stop((busy,))
         await w.pass_seconds(3)
-        assert w.actuator.live(which) == 2
+        assert w.actuator.live_count(which) == 2

@@ -17,14 +17,14 @@ async def _steady(w: AutoscalerScenario, scale: ScaleSettings, name: str) -> Non
         await w.pass_seconds(1, which, 20.0)
         for _ in range(w.actuator.starting.get(which, 0)):
             w.actuator.become_ready(which)
-    assert w.actuator.ready(which) == 3
+    assert w.actuator.ready_count(which) == 3
 
 
 async def _after(w: AutoscalerScenario, name: str, scale: ScaleSettings, pass_seconds: int, concurrency: float) -> int:
     """Return the number of replicas after this time under this load."""
     which = w.catalogue.add(name, scale, max_streams=10)
     await w.pass_seconds(pass_seconds, which, concurrency)
-    return w.actuator.live(which)
+    return w.actuator.live_count(which)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,6 @@ async def test_weighted_average_reaches_zero_without_reports() -> None:
         await wake_version(w, which)
         await w.pass_seconds(5, which, 3.0)
         await w.pass_seconds(50)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
         await w.pass_seconds(60)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0

@@ -79,13 +79,13 @@ async def test_waiting_versions_check_only_slot_holders() -> None:
         for which in every[:IN_USE]:
             await wake_version(w, which)
         live_calls: Counter[VersionKey] = Counter()
-        live = w.actuator.live
+        live = w.actuator.live_count
 
         def counted(which: VersionKey) -> int:
             live_calls[which] += 1
             return live(which)
 
-        w.actuator.live = counted  # type: ignore[method-assign]
+        w.actuator.live_count = counted  # type: ignore[method-assign]
         for which in every[IN_USE:]:
             w.report(which)
         assert len(w.actuator.refused) == len(every) - IN_USE

@@ -21,7 +21,7 @@ def _play(
             which = w.catalogue.add("m", replace_scale(FAST, idle=idle, **scale))
             await wake_version(w, which)
             await w.pass_seconds(pass_seconds)
-            return w.actuator.ready(which), which in w.actuator.asleep, w
+            return w.actuator.ready_count(which), which in w.actuator.asleep, w
 
     return asyncio.run(main())
 
@@ -85,9 +85,9 @@ async def test_break_even_applies_before_the_window_ends() -> None:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
         await wake_version(w, which)
         await w.pass_seconds(30, which, 5.0)
-        assert w.actuator.ready(which) == 1
+        assert w.actuator.ready_count(which) == 1
         await w.pass_seconds(6)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
         await w.pass_seconds(60)
         assert len(w.actuator.starts) == 1, "the window's mean starts nothing"
         w.report(which)
@@ -135,9 +135,9 @@ async def test_only_the_last_replica_sleeps() -> None:
             await w.clock.advance(1.0)
         while w.actuator.starting[which]:
             w.actuator.become_ready(which)
-        assert w.actuator.ready(which) == 3
+        assert w.actuator.ready_count(which) == 3
         await w.pass_seconds(14)
-        assert w.actuator.ready(which) == 1
+        assert w.actuator.ready_count(which) == 1
         await w.pass_seconds(14)
         assert which in w.actuator.asleep
 
@@ -188,4 +188,4 @@ async def test_idle_gaps_are_remembered() -> None:
         await wake_version(w, which)
         await w.pass_seconds(1)
         w.report(which)
-        assert [round(gap_s) for gap_s in w.scaler.idle_gaps.of(which)] == [30]
+        assert [round(gap_s) for gap_s in w.scaler.idle_gaps.gaps_of(which)] == [30]

@@ -40,7 +40,7 @@ async def send_requests(w: AutoscalerScenario, pass_seconds: int, *which: Versio
     """Send requests for these versions, once per second."""
     for _ in range(pass_seconds):
         for each in which:
-            w.report(each, 1.0, 1 if w.actuator.live(each) == 0 else 0)
+            w.report(each, 1.0, 1 if w.actuator.live_count(each) == 0 else 0)
         await w.clock.advance(1.0)
         await finish_moves(w)
         w.scaler.check_integrity()
@@ -64,8 +64,8 @@ async def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[
         others = [w.catalogue.add(f"m{number}", FAST, tenant="b") for number in range(8)]
         await w.pass_seconds(5)
         await send_requests(w, 40, *others)
-        assert w.actuator.live(pinned) == kept
-        assert sum(w.actuator.live(each) for each in others) == 8 - kept
+        assert w.actuator.live_count(pinned) == kept
+        assert sum(w.actuator.live_count(each) for each in others) == 8 - kept
 
 
 async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
@@ -75,11 +75,11 @@ async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
         pinned, other = serving(w, "pinned", "a", 2, min=2), w.catalogue.add("m", FAST, tenant="b")
         await w.pass_seconds(5)
         await send_requests(w, 5, other)
-        assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 1)
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (1, 1)
         for _ in range(30):
             await w.clock.advance(1.0)
             await finish_moves(w)
-        assert (w.actuator.live(pinned), w.actuator.live(other)) == (2, 0)
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (2, 0)
 
 
 async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
@@ -91,12 +91,12 @@ async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
         pinned, other = serving(w, "pinned", "a", 1, min=1), w.catalogue.add("m", FAST, tenant="b")
         await w.pass_seconds(5)
         await send_requests(w, 4, other)
-        assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (0, 1)
         await w.pass_seconds(5)
-        assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (0, 1)
         await w.pass_seconds(10)
         await finish_moves(w)
-        assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 0)
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (1, 0)
 
 
 async def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> None:
@@ -109,7 +109,7 @@ async def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> N
             await w.clock.advance(1.0)
             await finish_moves(w)
         assert w.actuator.starts == []
-        assert w.actuator.ready(first) == 1
+        assert w.actuator.ready_count(first) == 1
 
 
 async def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
@@ -140,7 +140,7 @@ async def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
         w.scaler.check_scale(model, replace_scale(model.scale, min=4, max=8))
         with pytest.raises(Refused, match="must be 4 or less"):
             w.scaler.check_scale(model, replace_scale(model.scale, min=5, max=8))
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
 
 
 async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> None:
@@ -154,16 +154,16 @@ async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> Non
         await w.pass_seconds(5, busy, 1.0)
         spend(w, "a", spent=99, budget=100)
         await w.pass_seconds(5, busy, 1.0)
-        assert w.actuator.live(pinned) == 2, "the control: there is budget"
+        assert w.actuator.live_count(pinned) == 2, "the control: there is budget"
         spend(w, "a", spent=100, budget=100)
         await w.pass_seconds(5, busy, 1.0)
-        assert (w.actuator.live(pinned), w.actuator.live(busy)) == (0, 1)
-        assert w.actuator.live(warm) == 1, "another tenant's"
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(busy)) == (0, 1)
+        assert w.actuator.live_count(warm) == 1, "another tenant's"
         await w.pass_seconds(5)
-        assert w.actuator.live(busy) == 0, "its stream has ended"
+        assert w.actuator.live_count(busy) == 0, "its stream has ended"
         spend(w, "a", spent=0, budget=100)
         await w.pass_seconds(5)
-        assert (w.actuator.live(pinned), w.actuator.live(busy)) == (2, 1), "after the new month began"
+        assert (w.actuator.live_count(pinned), w.actuator.live_count(busy)) == (2, 1), "after the new month began"
 
 
 async def test_versions_of_spent_tenant_are_not_evaluated() -> None:
@@ -196,5 +196,5 @@ def test_tenant_shares_fit_the_slots(slots: int, weights: dict[str, int]) -> Non
 def test_capped_minimums_keep_at_most_the_share(slots: int, minimums: list[tuple[int, int]]) -> None:
     """No minimum is raised or negative, and all are kept whole if they fit."""
     kept = cap_minimums(slots, minimums)
-    assert all(0 <= kept[key] <= least for key, least in minimums)
-    assert sum(kept.values()) == min(slots, sum(least for _, least in minimums))
+    assert all(0 <= kept[key] <= minimum for key, minimum in minimums)
+    assert sum(kept.values()) == min(slots, sum(minimum for _, minimum in minimums))

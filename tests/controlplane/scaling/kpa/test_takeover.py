@@ -12,7 +12,7 @@ def adopt(w: AutoscalerScenario, which: VersionKey, count: int) -> None:
     """Adopt `count` replicas one after the other, as each answers."""
     for number in range(count):
         w.actuator.serving[which] = number + 1
-        w.scaler.ready(Replica(f"r{number}", ReplicaState.READY, 0, key=which))
+        w.scaler.on_replica_ready(Replica(f"r{number}", ReplicaState.READY, 0, key=which))
 
 
 async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
@@ -22,9 +22,9 @@ async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0))
         adopt(w, which, 3)
         await w.pass_seconds(19)
-        assert w.actuator.live(which) == 3
+        assert w.actuator.live_count(which) == 3
         await w.pass_seconds(60)
-        assert w.actuator.live(which) == 0
+        assert w.actuator.live_count(which) == 0
 
 
 async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> None:
@@ -34,7 +34,7 @@ async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> Non
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0), max_streams=10)
         adopt(w, which, 3)
         await w.pass_seconds(15, which, 5.0)
-        assert w.actuator.live(which) == 3
+        assert w.actuator.live_count(which) == 3
 
 
 async def test_takeover_makes_no_room_before_every_activator_has_reported() -> None:
@@ -46,10 +46,10 @@ async def test_takeover_makes_no_room_before_every_activator_has_reported() -> N
         adopt(w, which, 1)
         with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
             await w.pass_seconds(10, other, 1.0)
-            assert w.actuator.live(which) == 1, "activator-1 may have streams there"
+            assert w.actuator.live_count(which) == 1, "activator-1 may have streams there"
             w.scaler.observe(Stats(activator="activator-1", stats=()))
             await w.pass_seconds(3, other, 1.0)
-            assert w.actuator.live(which) == 0
+            assert w.actuator.live_count(which) == 0
 
 
 async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
@@ -60,9 +60,9 @@ async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
         other = w.catalogue.add("n", FAST)
         adopt(w, which, 1)
         await w.pass_seconds(30, other, 1.0)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
         await w.pass_seconds(40, other, 1.0)
-        assert w.actuator.live(which) == 0, "a stable window has passed"
+        assert w.actuator.live_count(which) == 0, "a stable window has passed"
 
 
 async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() -> None:
@@ -73,7 +73,7 @@ async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() 
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=30.0))
         adopt(w, which, 1)
         await w.pass_seconds(29)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
         await w.pass_seconds(5)
         assert which in w.actuator.asleep
 
@@ -89,11 +89,11 @@ async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> 
         adopt(w, used, 1)
         with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
             await w.pass_seconds(10, used, 1.0)
-            assert w.actuator.live(which) == 1, "activator-1 may have streams there"
+            assert w.actuator.live_count(which) == 1, "activator-1 may have streams there"
             w.scaler.observe(Stats(activator="activator-1", stats=()))
             await w.pass_seconds(5, used, 1.0)
-            assert w.actuator.live(which) == 0
-            assert w.actuator.live(used) == 1
+            assert w.actuator.live_count(which) == 0
+            assert w.actuator.live_count(used) == 1
 
 
 async def test_takeover_starts_at_once() -> None:
@@ -103,9 +103,9 @@ async def test_takeover_starts_at_once() -> None:
         which = w.catalogue.add("m", FAST)
         pinned = w.catalogue.add("p", replace_scale(FAST, min=1))
         w.report(which)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1
         await w.pass_seconds(3)
-        assert w.actuator.live(pinned) == 1
+        assert w.actuator.live_count(pinned) == 1
 
 
 async def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> None:
@@ -116,4 +116,4 @@ async def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> N
         w.catalogue.set_stopped(which, 1)
         await w.clock.advance(0.9)
         w.report(which, 1.0, requests=1)
-        assert w.actuator.live(which) == 1
+        assert w.actuator.live_count(which) == 1

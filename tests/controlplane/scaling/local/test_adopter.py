@@ -27,10 +27,10 @@ from tests.process_state import stop
 async def test_running_processes_are_adopted(run: RunDirectory) -> None:
     """A ready replica is in the first snapshot of the feed, a parked standby in the pool. Nothing is restarted."""
     async with local(run, standbys=2) as it:
-        await it.parked(2)
+        await it.wait_until_parked(2)
         it.apply(key(), 1)
-        await it.ready(key())
-        await it.parked(2)
+        await it.wait_until_ready(key())
+        await it.wait_until_parked(2)
         (replica,) = it.table.replicas_of(key())
         before = {each.runtime_id for each in it.table}
     async with local(run, standbys=2) as it:
@@ -51,11 +51,11 @@ async def test_restore_is_adopted_and_finished(run: RunDirectory) -> None:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
     async with local(run) as it:
-        assert it.table.live(key("held")) == 1
-        assert it.table.ready(key("held")) == 0
+        assert it.table.live_count(key("held")) == 1
+        assert it.table.ready_count(key("held")) == 0
         it.apply(key("held"), 1)
         run.tell("release")
-        await it.ready(key("held"))
+        await it.wait_until_ready(key("held"))
         assert len(run.calls("bind:held")) == 1, "a restore under way counts as a replica"
         assert it.feed.snapshot().replicas[0].max_streams == 4
 
@@ -69,7 +69,7 @@ async def test_missed_report_does_not_end_a_restore(run: RunDirectory, monkeypat
     async with local(run) as it:
         await eventually(lambda: not missed)
         run.tell("release")
-        await it.ready(key("held"))
+        await it.wait_until_ready(key("held"))
         assert it.news.failures == []
 
 
@@ -77,7 +77,7 @@ async def test_adopted_drain_continues(run: RunDirectory) -> None:
     """A draining replica continues to drain and gets no new requests."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(run.calls("drain")) == 1)
     async with local(run) as it:
@@ -90,7 +90,7 @@ async def test_a_replica_of_an_unknown_version_is_drained(run: RunDirectory) -> 
     """A version that the registry does not know is not served."""
     async with local(run) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
     async with local(run, known=lambda _: False) as it:
         await eventually(lambda: len(it.news.deaths) == 1)
         assert it.feed.snapshot().replicas == ()
@@ -110,16 +110,16 @@ async def test_restoring_replica_of_an_unknown_version_is_ended(run: RunDirector
 async def test_surplus_standbys_are_ended(run: RunDirectory) -> None:
     """A smaller pool adopts only as many as it needs."""
     async with local(run, standbys=3) as it:
-        await it.parked(3)
+        await it.wait_until_parked(3)
     async with local(run, standbys=1) as it:
         await eventually(lambda: sum(1 for _ in it.table) == 1)
-        await it.parked(1)
+        await it.wait_until_parked(1)
 
 
 async def test_a_dead_runtimes_socket_is_removed(run: RunDirectory) -> None:
     """A runtime that died between two control planes leaves a socket. The next one removes it."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         pid = next(iter(it.table)).pid
     os.kill(pid, signal.SIGKILL)
     await eventually(lambda: not Path(f"/proc/{pid}").exists())
@@ -157,7 +157,7 @@ async def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, mon
 async def test_late_forked_standby_is_adopted(run: RunDirectory) -> None:
     """The zygote forked, but answered after the time-out. The next sweep adopts the standby, once."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         born = await it.fleet._zygote.fork("rlate", 5.0)
         os.close(born.pidfd)
         await eventually(lambda: "rlate" in run.sockets())
@@ -185,7 +185,7 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
     """Only a refused connection proves that there is no listener. The next sweep finds the runtime."""
     async with local(run) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
     connect = SocketDirectory.connect
 
@@ -227,22 +227,22 @@ async def test_silent_runtime_is_left_for_the_next_sweep(run: RunDirectory) -> N
     """
     async with local(run, standbys=0, slots=1) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
     stop(replica.pid)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adopter, "PROBE_S", 0.1)
         async with local(run, standbys=0, slots=1) as it:
             assert it.table.replicas_of(key()) == ()
-            assert (it.table.held_slots, it.table.leaving()) == (1, 1)
+            assert (it.table.held_slots, it.table.leaving_count()) == (1, 1)
             it.apply(key("n"), 1)
-            assert it.table.live(key("n")) == 0
+            assert it.table.live_count(key("n")) == 0
             os.kill(replica.pid, signal.SIGCONT)
             patch.undo()
             assert await it.adopter.sweep() == 1
             assert [each.runtime_id for each in it.table.replicas_of(key())] == [replica.runtime_id]
-            assert it.table.ready(key()) == 1
-            assert (it.table.held_slots, it.table.leaving()) == (1, 0)
+            assert it.table.ready_count(key()) == 1
+            assert (it.table.held_slots, it.table.leaving_count()) == (1, 0)
 
 
 async def test_report_of_another_pid_is_ignored(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ async def test_only_live_processes_are_measured(run: RunDirectory, tmp_path: Pat
 
     async with local(run, standbys=2) as it:
         footprints = it.pool.footprints
-        await it.parked(2)
+        await it.wait_until_parked(2)
         await footprints.refresh()
         assert 0 < footprints.standbys.private_bytes <= footprints.standbys.pss_bytes
         assert footprints.standby_bytes == footprints.standbys.private_bytes // 2

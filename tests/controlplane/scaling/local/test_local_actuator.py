@@ -32,9 +32,9 @@ async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
     afterwards.
     """
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         asked_us = it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (row,) = it.feed.snapshot().replicas
         assert (row.model, row.version, row.max_streams, row.draining) == ("m", key().version, 4, False)
         assert [span.stage for span in row.restore] == [Stage.DECIDED, Stage.PROMOTED, Stage.LEASED, Stage.READY]
@@ -42,22 +42,22 @@ async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
         assert times == sorted(times)
         ((_, bound_us),) = run.calls("bind:m")
         assert 0 <= times[0] <= times[1] <= bound_us - asked_us
-        await it.parked()
+        await it.wait_until_parked()
         assert len(it.news.became_ready) == 1
 
 
 async def test_the_pool_is_refilled_only_after_the_restore(run: RunDirectory) -> None:
     """Nothing is forked while a version restores: the restore gets the core."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
         it.pool.balance()
         assert it.pool.parked == 0
         assert len(run.calls("born")) == 1
         run.tell("release")
-        await it.ready(key("held"))
-        await it.parked()
+        await it.wait_until_ready(key("held"))
+        await it.wait_until_parked()
         (born, refilled), ((_, bound_us),) = run.calls("born"), run.calls("bind:held")
         assert refilled[1] > bound_us > born[1]
 
@@ -67,7 +67,7 @@ async def test_a_thousand_requests_for_one_replica_bind_once(run: RunDirectory) 
     async with local(run, standbys=0) as it:
         for _ in range(1000):
             it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert len(run.calls("bind:m")) == 1
 
 
@@ -78,11 +78,11 @@ async def test_missing_standby_is_forked_at_once(run: RunDirectory) -> None:
     placing: list[VersionKey] = []
     async with local(run) as it:
         it.actuator.on_start_waiting = placing.append
-        await it.parked()
+        await it.wait_until_parked()
         for name in ("a", "b", "c"):
             it.apply(key(name), 1)
         for name in ("a", "b", "c"):
-            await it.ready(key(name))
+            await it.wait_until_ready(key(name))
         assert placing == [key("b"), key("c")]
 
 
@@ -121,8 +121,8 @@ async def test_start_problem_is_published_before_waiting_requests_fail(run: RunD
     """A request that fails copies the problem into its timeline at that moment."""
 
     class Explaining(RecordingListener):
-        def failed(self, key: VersionKey, failure: Failure) -> None:
-            super().failed(key, failure)
+        def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
+            super().on_start_failed(key, failure)
             row = StartProblemRow(
                 tenant=key.tenant, model=key.model, version=key.version, problem=problem_from_failure(failure)
             )
@@ -158,7 +158,7 @@ async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDire
             run.tell("briefly")
         it.apply(key("away"), 1)
         if briefly:
-            await it.ready(key("away"))
+            await it.wait_until_ready(key("away"))
         else:
             await eventually(lambda: len(it.news.failures) == 1)
         assert [failure.code for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
@@ -176,7 +176,7 @@ async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None
         os.kill(victim.pid, signal.SIGKILL)
         await eventually(lambda: len(run.calls("bind:held")) == 2)
         run.tell("release")
-        await it.ready(key("held"))
+        await it.wait_until_ready(key("held"))
         assert it.news.failures == []
         (row,) = it.feed.snapshot().replicas
         second_bind_us = run.calls("bind:held")[1][1]
@@ -188,25 +188,25 @@ async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) ->
     """Its socket is removed, its slot is free, and listeners get the state in which it died."""
     async with local(run) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
         os.kill(replica.pid, signal.SIGKILL)
         await eventually(lambda: len(it.news.deaths) == 1)
         assert it.news.deaths[0].state is ReplicaState.READY
         assert it.feed.snapshot().replicas == ()
         assert replica.runtime_id not in run.sockets()
-        assert it.table.live(key()) == 0
+        assert it.table.live_count(key()) == 0
 
 
 async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> None:
     """Activators are told first, then the runtime. The row leaves the feed when the process is dead."""
     async with local(run) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         with it.feed.subscribe() as subscription:
             it.apply(key(), 0)
             assert it.feed.snapshot().replicas[0].draining
-            assert it.table.live(key()) == 0
+            assert it.table.live_count(key()) == 0
             await asyncio.sleep(0)
             assert run.calls("drain") == [], "the activator has not received it yet"
             for _ in range(2):
@@ -221,7 +221,7 @@ async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
     """It drains while it has work, then ends."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(run.calls("drain")) == 1)
         assert it.table.count(ReplicaState.DRAINING) == 1
@@ -234,7 +234,7 @@ async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch
     """A replica that computes a long prompt on a loaded core may be slow to answer. Its streams continue."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         missed = fail_next_reports(monkeypatch, 3)
         it.apply(key("busy"), 0)
         await eventually(lambda: not missed)
@@ -247,7 +247,7 @@ async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
     """A replica that never finishes is ended at the deadline."""
     async with local(run, drain_s=0.2) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(it.news.deaths) == 1)
 
@@ -259,7 +259,7 @@ async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) 
     async with local(run, drain_s=0.1, term_s=settings.term_s) as it:
         assert it.actuator.drain_max_s > settings.term_s > 120
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         (replica,) = it.table.replicas_of(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: it.table[replica.runtime_id].state is ReplicaState.ENDING)
@@ -271,15 +271,15 @@ async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunD
     """A request that arrives during a drain does not wait for the drain's end."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(run.calls("drain")) == 1)
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         assert it.table.count(ReplicaState.DRAINING) == 1
         run.tell("idle")
         await eventually(lambda: len(it.news.deaths) == 1)
-        assert it.table.ready(key("busy")) == 1
+        assert it.table.ready_count(key("busy")) == 1
 
 
 async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -> None:
@@ -289,7 +289,7 @@ async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -
         await eventually(lambda: len(run.calls("bind:held")) == 1)
         it.apply(key("held"), 0)
         await eventually(lambda: len(it.news.deaths) == 1)
-        await it.parked()
+        await it.wait_until_parked()
         assert it.news.failures == []
         assert len(run.calls("bind:held")) == 1
         assert it.table.held_slots == 0
@@ -309,15 +309,15 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
 
     monkeypatch.setattr(RuntimeProcess, "wait_gone", slow)
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         it.apply(key("crash"), 1)
         await waits.wait()
         it.apply(key("crash"), 0)
         may_go_on.set()
-        await it.parked()
+        await it.wait_until_parked()
         await eventually(lambda: not it.table.replicas_of(key("crash")), "it is gone")
         assert len(run.calls("bind:crash")) == 1
-        assert it.table.live(key("crash")) == 0
+        assert it.table.live_count(key("crash")) == 0
         assert it.news.failures == []
 
 
@@ -327,7 +327,7 @@ async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDir
         it.apply(key(), 1)
         it.apply(key(), 0)
         assert it.table.held_slots == 0
-        await it.parked()
+        await it.wait_until_parked()
         assert run.calls("bind:m") == []
 
 
@@ -335,7 +335,7 @@ async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
     """Ten replicas are wanted on two slots: two run. Requests of another version fail with `overloaded`."""
     async with local(run, slots=2) as it:
         it.apply(key(), 10)
-        await it.ready(key(), 2)
+        await it.wait_until_ready(key(), 2)
         assert it.table.held_slots == 2
         with it.feed.subscribe() as subscription:
             it.apply(key("other"), 1)
@@ -351,14 +351,14 @@ async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
 ) -> None:
     """This process has no descriptor left for a moment. The version starts afterwards."""
     async with local(run, slots=1) as it:
-        await it.parked()
+        await it.wait_until_parked()
         with monkeypatch.context() as patch:
             patch.setattr(CpuShare, "kv_bytes", _no_descriptor)
             it.apply(key(), 1)
             await eventually(lambda: len(it.news.failures) == 1)
         await eventually(lambda: it.table.held_slots == 0)
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
 
 
 def _no_descriptor(device: CpuShare) -> int:
@@ -370,7 +370,7 @@ async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirecto
     async with local(run) as it:
         run.tell("healed")
         it.apply(key("corrupt"), 1)
-        await it.ready(key("corrupt"))
+        await it.wait_until_ready(key("corrupt"))
         (run.path / "healed").unlink()
         with it.feed.subscribe() as subscription:
             await subscription.next_line()
@@ -384,11 +384,11 @@ async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirecto
 async def test_a_standby_that_dies_is_replaced(run: RunDirectory) -> None:
     """The pool learns of the death from the pidfd, before the next cold start."""
     async with local(run) as it:
-        await it.parked()
+        await it.wait_until_parked()
         (standby,) = it.table
         os.kill(standby.pid, signal.SIGKILL)
         await eventually(lambda: standby.runtime_id not in it.table)
-        await it.parked()
+        await it.wait_until_parked()
         assert len(run.calls("born")) == 2
 
 
@@ -397,17 +397,17 @@ async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest
     monkeypatch.setattr(local_module, "STANDBY_WAIT_S", 0.3)
     async with local(run, standbys=0) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (run.path / "zygote.sock").rename(run.path / "away")
         it.apply(key("other"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
         assert isinstance(it.news.failures[0][1], Unavailable)
-        assert it.table.ready(key()) == 1
+        assert it.table.ready_count(key()) == 1
         assert it.table.held_slots == 1
         (run.path / "away").rename(run.path / "zygote.sock")
         monkeypatch.undo()
         it.apply(key("other"), 1)
-        await it.ready(key("other"))
+        await it.wait_until_ready(key("other"))
 
 
 async def test_full_disk_is_the_reason_of_a_start_that_fails(
@@ -431,7 +431,7 @@ async def test_full_disk_is_the_reason_of_a_start_that_fails(
         monkeypatch.undo()
         (run.path / "never-park").unlink()
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
 
 
 def _no_room(fd: int, start: int, length: int) -> None:
@@ -445,26 +445,26 @@ async def test_start_listeners_hear_of_each_accepted_start(run: RunDirectory) ->
         it.actuator.add_start_listener(
             lambda which, _, *, parked, wake_level: starts.append((which.model, parked, wake_level))
         )
-        await it.parked()
+        await it.wait_until_parked()
         it.apply(key("a"), 1)
         it.apply(key("a"), 1)
         it.apply(key("b"), 1)
         it.apply(key("c"), 1)
         assert starts == [("a", True, None), ("b", False, None)]
         for name in ("a", "b"):
-            await it.ready(key(name))
+            await it.wait_until_ready(key(name))
 
 
 class Broken(RecordingListener):
     """A listener that raises in each call."""
 
-    def ready(self, replica: Replica) -> None:
+    def on_replica_ready(self, replica: Replica) -> None:
         raise ValueError("ready")
 
-    def failed(self, key: VersionKey, failure: Failure) -> None:
+    def on_start_failed(self, key: VersionKey, failure: Failure) -> None:
         raise ValueError("failed")
 
-    def lost(self, replica: Replica) -> None:
+    def on_replica_lost(self, replica: Replica) -> None:
         raise ValueError("lost")
 
     def starting(self, *_: object, **__: object) -> None:
@@ -480,14 +480,14 @@ async def test_defect_of_a_listener_stops_no_other(run: RunDirectory, caplog: py
         it.actuator.add_listener(sound)
         it.actuator.add_start_listener(broken.starting)
         it.actuator.add_start_listener(lambda which, *_, **__: starts.append(which))
-        await it.parked()
+        await it.wait_until_parked()
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
         await eventually(lambda: sound.became_ready)
         os.kill(replica.pid, signal.SIGKILL)
         await eventually(lambda: sound.deaths)
-        await it.parked()
+        await it.wait_until_parked()
         it.apply(key("corrupt"), 1)
         await eventually(lambda: sound.failures)
         await eventually(lambda: it.table.held_slots == 0)

@@ -47,7 +47,7 @@ class ReplacementScenario:
     async def up(self) -> set[str]:
         """Start the wanted replicas and return their ids."""
         self.it.apply(self.which, self.wanted)
-        await self.it.ready(self.which, self.wanted)
+        await self.it.wait_until_ready(self.which, self.wanted)
         await eventually(lambda: self.it.table.held_slots == self.wanted)
         return self.ids()
 
@@ -56,7 +56,7 @@ class ReplacementScenario:
         table = self.it.table
         self.it.apply(self.which, self.wanted)
         self.it.check_integrity()
-        assert table.live(self.which) == self.wanted, "the autoscaler counts as many as it wants"
+        assert table.live_count(self.which) == self.wanted, "the autoscaler counts as many as it wants"
         self.fewest = min(self.fewest, sum(not row.draining for row in self.it.feed.snapshot().replicas))
         self.most_held = max(self.most_held, table.held_slots)
         assert table.held_slots <= table.slots
@@ -108,10 +108,10 @@ async def test_draining_at_once_is_caught(run: RunDirectory, monkeypatch: pytest
     """Negative control: the check sees an actuator that drains first although there is room."""
 
     def hasty(self: LocalActuator, runtime_id: str, step: ReplacementStep) -> None:
-        replace(self, runtime_id, ReplacementStep.AFTER if step is ReplacementStep.BESIDE else step)
+        carry_out(self, runtime_id, ReplacementStep.AFTER if step is ReplacementStep.BESIDE else step)
 
-    replace = LocalActuator.replace
-    monkeypatch.setattr(LocalActuator, "replace", hasty)
+    carry_out = LocalActuator.carry_out
+    monkeypatch.setattr(LocalActuator, "carry_out", hasty)
     async with running_replacement(run, slots=3) as r:
         await r.up()
         r.replacement.begin(r.model)
@@ -126,7 +126,7 @@ async def test_replacement_waits_for_running_requests(run: RunDirectory) -> None
         r.replacement.begin(r.model)
         await r.over(lambda: bool(run.calls("drain")))
         assert r.it.table[old].state is ReplicaState.DRAINING
-        assert r.it.table.ready(r.which) == 1
+        assert r.it.table.ready_count(r.which) == 1
         assert r.replacement.state(r.model).replaced == 0
         run.tell("idle")
         assert (await r.over()).state == "done"
@@ -242,12 +242,12 @@ async def test_replacement_ends_with_its_control_plane(run: RunDirectory) -> Non
         await eventually(lambda: len(run.calls("bind:held")) == 2)
     async with running_replacement(run, "held", 1) as r:
         assert r.replacement.state(r.model).state == "none"
-        assert r.it.table.live(r.which) == 2
+        assert r.it.table.live_count(r.which) == 2
         run.tell("release")
-        await r.it.ready(r.which, 2)
+        await r.it.wait_until_ready(r.which, 2)
         assert run.calls("drain") == []
         r.it.apply(r.which, 1)
-        await r.it.ready(r.which, 1)
+        await r.it.wait_until_ready(r.which, 1)
 
 
 async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
@@ -267,15 +267,15 @@ async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
         await loop.end_damaged()
         for name in ("busy", "b"):
             it.apply(key(name), 1)
-            await it.ready(key(name))
+            await it.wait_until_ready(key(name))
         await loop.end_damaged()
-        assert it.table.ready(key("busy")) == 1
+        assert it.table.ready_count(key("busy")) == 1
         (one,) = it.table.replicas_of(key("busy"))
         damaged.add(one.pid)
         await loop.end_damaged()
         assert it.table[one.runtime_id].state is ReplicaState.DRAINING
         await loop.end_damaged()
-        assert (it.table.ready(key("busy")), it.table.ready(key("b"))) == (0, 1)
+        assert (it.table.ready_count(key("busy")), it.table.ready_count(key("b"))) == (0, 1)
         await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
         assert f"condemn {one.runtime_id}" in (run.path / "calls.log").read_text()
         (counted,) = [family for family in page.families() if family.name == "kelvin_condemned_replicas_total"]
@@ -287,10 +287,10 @@ async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkey
     monkeypatch.setattr(drain, "DRAIN_DELIVERY_LIMIT_S", 600.0)
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         (one,) = it.table.replicas_of(key("busy"))
         with it.feed.subscribe():
-            it.actuator.replace(one.runtime_id, ReplacementStep.CONDEMN)
+            it.actuator.carry_out(one.runtime_id, ReplacementStep.CONDEMN)
             await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
 
 
@@ -298,7 +298,7 @@ async def test_damaged_draining_replica_hears_of_it(run: RunDirectory) -> None:
     """A draining replica still answers requests, so it must end too."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         (one,) = it.table.replicas_of(key("busy"))
 
         async def ask() -> frozenset[int]:

@@ -24,7 +24,7 @@ from tests.eventually import eventually
 async def put_to_sleep(it: LocalMachine, which: VersionKey, level: Level = Level.ASLEEP) -> None:
     """Start a replica of the version and put it to sleep."""
     it.apply(which, 1)
-    await it.ready(which)
+    await it.wait_until_ready(which)
     it.actuator.sleep(which, level)
     await eventually(lambda: len(it.table.sleepers(which)) == 1, f"{which} sleeps")
     if level is Level.DEEP_SLEEP:
@@ -37,18 +37,18 @@ async def test_sleeping_replica_frees_its_slot_and_wakes(run: RunDirectory) -> N
     """With one slot another version runs meanwhile. Then the first wakes in the same process and is in the feed."""
     async with local(run, slots=1) as it:
         rooms: list[int] = []
-        it.actuator.on_slot_freed(lambda: rooms.append(it.table.held_slots))
+        it.actuator.add_slot_listener(lambda: rooms.append(it.table.held_slots))
         await put_to_sleep(it, key())
         assert rooms == [0]
-        assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        assert (it.table.held_slots, it.table.live_count(key()), it.table.leaving_count()) == (0, 0, 0)
         assert it.feed.snapshot().replicas == ()
         (sleeper,) = it.table.replicas_of(key())
         it.apply(key("n"), 1)
-        await it.ready(key("n"))
+        await it.wait_until_ready(key("n"))
         it.apply(key("n"), 0)
         await eventually(lambda: it.table.held_slots == 0)
         requested_us = it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (row,) = it.feed.snapshot().replicas
         assert (row.runtime_id, row.draining) == (sleeper.runtime_id, False)
         assert [span.stage for span in row.restore] == [Stage.DECIDED, Stage.PROMOTED, Stage.READY]
@@ -75,12 +75,12 @@ async def test_wake_needs_a_slot(run: RunDirectory) -> None:
         await put_to_sleep(it, key())
         it.apply(key("n"), 1)
         assert await failures_of(it, key()) == ["overloaded"]
-        await it.ready(key("n"))
+        await it.wait_until_ready(key("n"))
         it.apply(key("n"), 0)
         await eventually(lambda: it.table.held_slots == 0)
         for _ in range(100):
             it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert len(run.calls("wake:m")) == 1
 
 
@@ -101,14 +101,14 @@ async def test_wake_counts_no_replica_that_is_being_replaced(
         await put_to_sleep(it, key())
         run.tell("release")
         it.apply(key("held"), 1)
-        await it.ready(key("held"))
+        await it.wait_until_ready(key("held"))
         (run.path / "release").unlink()
         (old,) = it.table.replicas_of(key("held"))
-        it.actuator.replace(old.runtime_id, ReplacementStep.BESIDE)
+        it.actuator.carry_out(old.runtime_id, ReplacementStep.BESIDE)
         await eventually(lambda: len(run.calls("bind:held")) == 2)
         shares.clear()
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert shares == [2]
 
 
@@ -125,15 +125,15 @@ async def test_request_during_falling_asleep_wakes_the_replica(run: RunDirectory
     """It stays one process, there is no second start, and the slot is never free."""
     async with local(run, slots=1) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         run.tell("restless")
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(run.calls("sleep")) == 1)
         it.apply(key(), 1)
         it.apply(key(), 1)
-        assert (it.table.live(key()), it.table.held_slots) == (1, 1)
+        assert (it.table.live_count(key()), it.table.held_slots) == (1, 1)
         (run.path / "restless").unlink()
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
         (row,) = it.feed.snapshot().replicas
         assert not row.draining
@@ -143,11 +143,11 @@ async def test_replica_falling_asleep_may_regain_its_slot(run: RunDirectory, cap
     """The version waits for a slot and gets the one that it frees. It wakes once."""
     async with local(run, slots=1) as it:
         it.apply(key(), 1)
-        await it.ready(key())
-        it.actuator.on_slot_freed(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
+        await it.wait_until_ready(key())
+        it.actuator.add_slot_listener(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(run.calls("wake:m")) == 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
@@ -155,10 +155,10 @@ async def test_busy_replica_does_not_sleep(run: RunDirectory) -> None:
     """It stays in the feed."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         it.actuator.sleep(key("busy"), Level.ASLEEP)
         await eventually(lambda: len(run.calls("sleep")) == 1)
-        await it.ready(key("busy"))
+        await it.wait_until_ready(key("busy"))
         (row,) = it.feed.snapshot().replicas
         assert not row.draining
         run.tell("idle")
@@ -169,9 +169,9 @@ async def test_sleeper_that_keeps_its_memory_is_ended(run: RunDirectory, monkeyp
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
     async with local(run, slots=1) as it:
         slept: list[int] = []
-        it.actuator.on_slot_freed(lambda: slept.append(len(it.table.sleepers())))
+        it.actuator.add_slot_listener(lambda: slept.append(len(it.table.sleepers())))
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         run.tell("restless")
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: not it.table.replicas_of(key()), "it is gone")
@@ -184,7 +184,7 @@ async def test_replica_that_may_still_sleep_does_not_serve(run: RunDirectory, mo
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
     async with local(run) as it:
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         run.tell("drowsy")
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: not it.table.replicas_of(key()), "it is gone")
@@ -197,7 +197,7 @@ async def test_scale_to_zero_ends_a_sleeper(run: RunDirectory) -> None:
         it.apply(key(), 0)
         await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         run.tell("restless")
         it.actuator.sleep(key(), Level.ASLEEP)
         it.apply(key(), 0)
@@ -214,7 +214,7 @@ async def test_dead_sleeper_is_started_on_request(run: RunDirectory) -> None:
         os.kill(sleeper.pid, signal.SIGKILL)
         await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
 
 
@@ -229,7 +229,7 @@ async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level
         (sleeper,) = it.table.sleepers()
         run.tell("nightmare")
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (row,) = it.feed.snapshot().replicas
         assert row.runtime_id != sleeper.runtime_id
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 2)
@@ -261,7 +261,7 @@ async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
         requested_us = it.apply(key(), 1)
         await eventually(lambda: len(run.calls("wake:m")) == 1)
         os.kill(sleeper.pid, signal.SIGKILL)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (row,) = it.feed.snapshot().replicas
         assert row.runtime_id != sleeper.runtime_id
         ((_, woken_us),) = run.calls("wake:m")
@@ -273,13 +273,13 @@ async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
     """The same process holds no slot while it sleeps, and takes a new lease at the wake. The lease names its tier."""
     async with local(run, slots=1) as it:
         await put_to_sleep(it, key(), Level.DEEP_SLEEP)
-        assert (it.table.held_slots, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
+        assert (it.table.held_slots, it.table.live_count(key()), it.table.leaving_count()) == (0, 0, 0)
         it.actuator.sleep(key(), Level.DEEP_SLEEP)
         it.actuator.sleep(key(), Level.ASLEEP)
         (sleeper,) = it.table.sleepers()
         assert sleeper.state is ReplicaState.DEEP_SLEEP
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
         assert (replica.runtime_id, dict(replica.bytes_by_tier)) == (sleeper.runtime_id, {"nvme": 1})
         assert [span.stage for span in replica.restore] == [
@@ -302,7 +302,7 @@ async def test_request_during_release_wakes_without_weights(run: RunDirectory) -
         await eventually(lambda: len(run.calls("wake:m")) == 1)
         it.actuator.sleep(key(), Level.DEEP_SLEEP)
         (run.path / "restless").unlink()
-        await it.ready(key())
+        await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
         assert Stage.LEASED in [span.stage for span in replica.restore]
         assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
@@ -316,7 +316,7 @@ async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> No
         it.actuator.sleep(key(), Level.DEEP_SLEEP)
         await eventually(lambda: not it.table.replicas_of(key()))
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
         assert it.news.failures == []
 
@@ -330,7 +330,7 @@ async def test_a_restarted_control_plane_finds_its_sleepers(run: RunDirectory, l
         (sleeper,) = it.table.replicas_of(key())
         assert (sleeper.state.value, it.table.held_slots) == (level.value, 0)
         it.apply(key(), 1)
-        await it.ready(key())
+        await it.wait_until_ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1)
@@ -348,7 +348,7 @@ async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> 
         it.apply(key("full"), 1)
         await eventually(lambda: not it.table.replicas_of(key("a")))
         (run.path / "crowded").unlink()
-        await it.ready(key("full"))
+        await it.wait_until_ready(key("full"))
         assert [len(it.table.sleepers(key(name))) for name in ("a", "c", "empty")] == [0, 1, 1]
         assert it.news.failures == []
 

@@ -21,7 +21,7 @@ def simulate(
     controls: a pool of that size, or one that much smaller than the policy wants.
     """
     demand, births = StandbyDemand(), list[float]()
-    parked = kept = sizing.least if fixed is None else fixed
+    parked = kept = sizing.minimum if fixed is None else fixed
     enough_s, hits, counted, largest = 0.0, 0, 0, kept
     for number, now_s in enumerate(takes):
         while births and births[0] <= now_s:

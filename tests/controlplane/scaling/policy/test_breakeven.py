@@ -16,7 +16,7 @@ from controlplane.scaling.policy.breakeven import (
     Level,
     LevelChange,
     LevelPrice,
-    by_length,
+    gap_histogram,
     level_after,
     next_level_change,
     optimal_pause_cost,
@@ -167,15 +167,15 @@ def test_idle_gaps_are_recorded_and_bounded() -> None:
     assert gaps.idle_s(1, 5.0) is None
     for second in range(0, 10 * (MAX_GAPS + 5), 10):
         gaps.record_request(1, float(second))
-    assert gaps.of(1) == (10.0,) * MAX_GAPS
+    assert gaps.gaps_of(1) == (10.0,) * MAX_GAPS
     gaps.record_request(2, 0.0)
     gaps.record_request(2, 1.9)
-    assert gaps.of(2) == ()
+    assert gaps.gaps_of(2) == ()
     assert gaps.idle_s(2, 5.0) == pytest.approx(3.1)
     for version in range(3, MAX_VERSIONS + 3):
         gaps.record_request(version, 0.0)
-    assert gaps.of(1) == ()
-    assert by_length((2.0, 2.1, 4.0, 100.0)) == {2: 1, 4: 2, 128: 1}
+    assert gaps.gaps_of(1) == ()
+    assert gap_histogram((2.0, 2.1, 4.0, 100.0)) == {2: 1, 4: 2, 128: 1}
 
 
 def _trace() -> list[float]:

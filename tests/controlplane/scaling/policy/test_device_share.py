@@ -46,8 +46,8 @@ def _exceeds(devices: int, claims: Sequence[DeviceClaim[int]], parts: dict[int, 
     staying = [claim for claim in claims if not claim.is_leaving]
     left, short = devices, 0
     for claim in staying:
-        least = max(1, claim.least)
-        short += least if least > left else 0
+        minimum = max(1, claim.minimum)
+        short += minimum if minimum > left else 0
         left = max(0, left - parts[claim.key])
     return sum(parts[claim.key] for claim in staying) > devices + short
 
@@ -59,7 +59,7 @@ def test_divided_devices_stay_within_bounds(devices: int, claims: list[DeviceCla
     """
     parts = divide_devices(devices, claims)
     for claim in claims:
-        assert max(1, claim.least) <= parts[claim.key] <= claim.maximum
+        assert max(1, claim.minimum) <= parts[claim.key] <= claim.maximum
     assert not _exceeds(devices, claims, parts)
 
 

@@ -50,12 +50,12 @@ def test_estimate_uses_own_starts_then_size_then_default() -> None:
     )
     history.record_start("a", 100 * MB, spans(0.01, 0.03, 0.23), parked=True, bytes_s=0.0, tier="host")
     own = history.estimate("a", 100 * MB, 0.5, parked=True)
-    assert own.known is EstimateBasis.VERSION
+    assert own.basis is EstimateBasis.VERSION
     assert (own.process_s, own.steps.lease_s, own.steps.bind_s) == pytest.approx((0.01, 0.02, 0.2))
     same_size = history.estimate("b", 101 * MB, 0.5, parked=True)
-    assert same_size.known is EstimateBasis.SIZE
+    assert same_size.basis is EstimateBasis.SIZE
     assert same_size.ready_s == pytest.approx(own.ready_s)
-    assert history.estimate("c", 900 * MB, 0.5, parked=True).known is EstimateBasis.GUESS
+    assert history.estimate("c", 900 * MB, 0.5, parked=True).basis is EstimateBasis.GUESS
 
 
 def test_forked_and_parked_starts_are_averaged_apart() -> None:
@@ -68,14 +68,14 @@ def test_forked_and_parked_starts_are_averaged_apart() -> None:
 def test_start_and_wake_times_are_means_of_samples() -> None:
     """They have the sample count. Without samples they are defaults."""
     history = RestoreHistory[str]()
-    assert history.start("a", MB).seen == 0
+    assert history.start_time("a", MB).samples == 0
     history.record_start("a", MB, spans(0.1, 0.2, 1.0), parked=True, bytes_s=None, tier="host")
     history.record_start("a", MB, spans(0.1, 0.2, 2.0), parked=True, bytes_s=None, tier="host")
-    assert history.start("a", MB).seconds == pytest.approx(1.3)
-    assert history.start("a", MB).seen == 2
+    assert history.start_time("a", MB).seconds == pytest.approx(1.3)
+    assert history.start_time("a", MB).samples == 2
     history.record_wake("a", MB, 0.02)
-    assert (history.wake("a", MB).seconds, history.wake("b", MB).seconds) == (0.02, 0.02)
-    assert history.wake("c", 64 * MB).seen == 0
+    assert (history.wake_time("a", MB).seconds, history.wake_time("b", MB).seconds) == (0.02, 0.02)
+    assert history.wake_time("c", 64 * MB).samples == 0
 
 
 def test_deep_wake_and_start_share_lease_times() -> None:
@@ -83,31 +83,31 @@ def test_deep_wake_and_start_share_lease_times() -> None:
     tier are separate.
     """
     history = RestoreHistory[str]()
-    guess = history.refill("a", MB)
-    assert guess.seen == 0
+    guess = history.refill_time("a", MB)
+    assert guess.samples == 0
     assert guess.seconds == pytest.approx(GUESS.lease_s + GUESS.bind_s)
     history.record_start("a", MB, spans(0.1, 5.1, 5.3), parked=True, bytes_s=None, tier="nvme")
-    unseen = history.refill("a", MB)
-    assert unseen.seen == 0
+    unseen = history.refill_time("a", MB)
+    assert unseen.samples == 0
     assert unseen.seconds == pytest.approx(5.2), "as for a start without its process"
     history.record_deep_wake("a", MB, spans(0.0, 1.0, 1.1), "host")
     fetch_s = 0.3 * 1.0 + 0.7 * 5.0
-    assert history.start("a", MB).seconds == pytest.approx(0.3 + fetch_s)
-    assert history.refill("a", MB).seconds == pytest.approx(0.1 + fetch_s)
-    by_tier = history.fetches("a")
+    assert history.start_time("a", MB).seconds == pytest.approx(0.3 + fetch_s)
+    assert history.refill_time("a", MB).seconds == pytest.approx(0.1 + fetch_s)
+    by_tier = history.fetch_times("a")
     assert {tier: each.seconds for tier, each in by_tier.items()} == pytest.approx({"nvme": 5.0, "host": 1.0})
-    assert [each.seen for each in by_tier.values()] == [1, 1]
+    assert [each.samples for each in by_tier.values()] == [1, 1]
     history.record_deep_wake("a", MB, (StageSpan(Stage.READY, 5),), "host")
-    assert history.refill("a", MB).seen == 1
+    assert history.refill_time("a", MB).samples == 1
 
 
 def test_unmeasured_wake_is_at_most_a_deep_wake() -> None:
     """A wake does less than a deep wake. A measured wake is used as it is."""
     history = RestoreHistory[str]()
     history.record_start("a", MB, spans(0.001, 0.002, 0.022), parked=True, bytes_s=None, tier="host")
-    assert history.wake("a", MB).seconds == history.refill("a", MB).seconds < 0.05
+    assert history.wake_time("a", MB).seconds == history.refill_time("a", MB).seconds < 0.05
     history.record_wake("a", MB, 0.2)
-    assert history.wake("a", MB).seconds == 0.2
+    assert history.wake_time("a", MB).seconds == 0.2
 
 
 def test_incomplete_spans_are_ignored() -> None:
@@ -116,7 +116,7 @@ def test_incomplete_spans_are_ignored() -> None:
     history.record_start("a", MB, (StageSpan(Stage.READY, 5),), parked=True, bytes_s=0.0, tier="host")
     history.record_answers("a", 3.0)
     history.record_forecast_error("a", PastForecast(predicted_s=1.0, actual_s=1.0, tier="nvme"))
-    assert history.estimate("a", MB, 0.0, parked=True).known is EstimateBasis.GUESS
+    assert history.estimate("a", MB, 0.0, parked=True).basis is EstimateBasis.GUESS
     assert history.forecast_errors("a") == ()
 
 
@@ -127,7 +127,7 @@ def test_history_is_bounded() -> None:
         history.record_start(number, MB, spans(0.1, 0.2, 0.3), parked=True, bytes_s=None, tier="host")
     for number in range(MAX_FORECAST_ERRORS + 5):
         history.record_forecast_error(MAX_VERSIONS, PastForecast(predicted_s=1.0, actual_s=float(number), tier="host"))
-    assert history.estimate(0, 64 * MB, 0.0, parked=True).known is EstimateBasis.GUESS
+    assert history.estimate(0, 64 * MB, 0.0, parked=True).basis is EstimateBasis.GUESS
     assert [miss.actual_s for miss in history.forecast_errors(MAX_VERSIONS)] == [
         float(n) for n in range(5, MAX_FORECAST_ERRORS + 5)
     ]

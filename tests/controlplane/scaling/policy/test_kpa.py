@@ -57,7 +57,7 @@ def seen(stable: float, panic: float, ready: int) -> Observation:
 
 
 @pytest.mark.parametrize(
-    ("of", "observed", "memory", "want"),
+    ("of", "observed", "state", "want"),
     [
         pytest.param(spec(), seen(0, 0, 1), KpaState(), 0, id="no load wants no pod"),
         pytest.param(spec(181, -1), seen(21, 26, 1), KpaState(), 1, id="unlimited burst capacity"),
@@ -96,9 +96,9 @@ def seen(stable: float, panic: float, ready: int) -> Observation:
         pytest.param(spec(10, 75, activation=1), seen(1, 0, 1), KpaState(), 1, id="activation scale of one"),
     ],
 )  # fmt: skip
-def test_one_tick(of: ScalingSpec, observed: Observation, memory: KpaState, want: int) -> None:
+def test_one_tick(of: ScalingSpec, observed: Observation, state: KpaState, want: int) -> None:
     """The decision has the desired scale and the excess burst capacity of Knative's formula."""
-    decision = decide(of, observed, memory, T0)
+    decision = decide(of, observed, state, T0)
     burst = of.target_burst_capacity
     want_excess = (
         int(burst) if burst in (0, -1) else excess(of.target_value, burst, observed.panic, observed.ready_pods)
@@ -115,8 +115,8 @@ def test_one_tick(of: ScalingSpec, observed: Observation, memory: KpaState, want
 )
 def test_metric_error_keeps_the_state(observed: Observation) -> None:
     """The state stays as it was, however old."""
-    memory = KpaState(panic_time_s=0.0, max_panic_pods=7, delay=((3, 4),))
-    assert decide(spec(), observed, memory, T0) == Decision(0, 0, False, memory)
+    state = KpaState(panic_time_s=0.0, max_panic_pods=7, delay=((3, 4),))
+    assert decide(spec(), observed, state, T0) == Decision(0, 0, False, state)
 
 
 class Decider:
@@ -124,11 +124,11 @@ class Decider:
 
     def __init__(self, of: ScalingSpec, ready: int = 1, now: float = T0) -> None:
         self.spec = of
-        self.memory = initial_state(ready, now, of.scale_down_delay_s)
+        self.state = initial_state(ready, now, of.scale_down_delay_s)
 
     def tick(self, stable: float, panic: float, ready: int, now: float) -> int:
-        decision = decide(self.spec, seen(stable, panic, ready), self.memory, now)
-        self.memory = decision.memory
+        decision = decide(self.spec, seen(stable, panic, ready), self.state, now)
+        self.state = decision.state
         return decision.desired
 
 
@@ -140,18 +140,18 @@ def test_panic_ends_after_a_stable_window() -> None:
     assert decider.tick(1, 1, 10, T0 + 30) == 100
     assert decider.tick(1, 1, 10, T0 + 60) == 100, "exactly a window later it still holds"
     assert decider.tick(1, 1, 10, T0 + 61) == 1
-    assert decider.memory == KpaState()
+    assert decider.state == KpaState()
 
 
 def test_a_slow_increase_ends_the_panic() -> None:
     """Below the threshold the panic time stays the same, also while the load rises."""
     decider = Decider(spec(1, 98))
     assert decider.tick(11, 25, 10, T0) == 25
-    assert decider.memory.panic_time_s == T0
+    assert decider.state.panic_time_s == T0
     assert decider.tick(30, 41, 40, T0 + 30) == 41
-    assert decider.memory.panic_time_s == T0
+    assert decider.state.panic_time_s == T0
     assert decider.tick(50, 56, 55, T0 + 62) == 50
-    assert decider.memory.panic_time_s is None
+    assert decider.state.panic_time_s is None
 
 
 def test_a_further_surge_extends_the_panic() -> None:
@@ -159,7 +159,7 @@ def test_a_further_surge_extends_the_panic() -> None:
     decider = Decider(spec(1, 98))
     decider.tick(11, 25, 10, T0)
     assert decider.tick(30, 80, 40, T0 + 30) == 80
-    assert decider.memory.panic_time_s == T0 + 30
+    assert decider.state.panic_time_s == T0 + 30
 
 
 def test_exponential_growth_is_followed() -> None:
@@ -167,7 +167,7 @@ def test_exponential_growth_is_followed() -> None:
     decider, ready = Decider(spec(1, 101)), 1
     for step, load in enumerate((6, 36, 216, 1296)):
         assert decider.tick(load, load, ready, T0 + step) == load
-        assert decider.memory.panic_time_s == T0 + step
+        assert decider.state.panic_time_s == T0 + step
         ready = load
     assert decider.tick(1296, 1296, 1296, T0 + 5) == 1296
 
@@ -278,9 +278,9 @@ def test_resolve_target(
 
 def test_the_invariant_finds_a_decider_that_goes_down_in_panic() -> None:
     """Negative control: without the remembered maximum the scale falls during a panic."""
-    memory = decide(spec(1, 98), seen(11, 25, 10), initial_state(10, T0), T0).memory
-    remembering = decide(spec(1, 98), seen(5, 5, 25), memory, T0 + 10)
-    forgetful = decide(spec(1, 98), seen(5, 5, 25), replace(memory, max_panic_pods=0), T0 + 10)
+    state = decide(spec(1, 98), seen(11, 25, 10), initial_state(10, T0), T0).state
+    remembering = decide(spec(1, 98), seen(5, 5, 25), state, T0 + 10)
+    forgetful = decide(spec(1, 98), seen(5, 5, 25), replace(state, max_panic_pods=0), T0 + 10)
     assert remembering.desired == 25
     assert forgetful.desired < 25
 

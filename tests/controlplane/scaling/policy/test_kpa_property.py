@@ -33,25 +33,25 @@ def test_invariants_hold_for_any_series(
     """The scale never falls in panic. It stays within the rates, the activation scale and the held maximum. The state
     is bounded.
     """
-    memory, now = initial_state(ready, 0.0, of.scale_down_delay_s), 0.0
+    state, now = initial_state(ready, 0.0, of.scale_down_delay_s), 0.0
     for stable, panic, pods, passed in steps:
         now += passed
-        before = memory
-        held = max([memory.max_panic_pods, *(wish for _, wish in memory.delay)])
-        decision = decide(of, seen(stable, panic, pods), memory, now)
+        before = state
+        held = max([state.max_panic_pods, *(wish for _, wish in state.delay)])
+        decision = decide(of, seen(stable, panic, pods), state, now)
         assert decision.valid
         assert decision.desired >= 0
-        memory = decision.memory
-        if memory.panic_time_s is not None:
+        state = decision.state
+        if state.panic_time_s is not None:
             # The delay may hold a larger scale from before the panic and release it. The panic's own maximum stays.
-            assert decision.desired >= memory.max_panic_pods
-            assert memory.max_panic_pods >= before.max_panic_pods
+            assert decision.desired >= state.max_panic_pods
+            assert state.max_panic_pods >= before.max_panic_pods
         most = max(of.max_scale_up_rate * max(1, pods) + 1, of.activation_scale, held)
         assert decision.desired <= most
         if of.reachable:
             assert decision.desired >= max(1, pods) // of.max_scale_down_rate
-        assert len(memory.delay) <= memory.delay_buckets
-        assert list(memory.delay) == sorted(memory.delay, key=lambda entry: (entry[0], -entry[1]))
+        assert len(state.delay) <= state.delay_buckets
+        assert list(state.delay) == sorted(state.delay, key=lambda entry: (entry[0], -entry[1]))
 
 
 @given(SPECS, LOADS, LOADS, LOADS, LOADS, st.integers(min_value=0, max_value=200))
@@ -59,8 +59,8 @@ def test_more_load_never_wants_fewer(
     of: ScalingSpec, stable: float, panic: float, more_stable: float, more_panic: float, pods: int
 ) -> None:
     """From the same state, more load in either window never gives a smaller scale."""
-    memory = initial_state(pods, 0.0, of.scale_down_delay_s)
-    less = decide(of, seen(stable, panic, pods), memory, 1.0)
-    more = decide(of, seen(stable + more_stable, panic + more_panic, pods), memory, 1.0)
+    state = initial_state(pods, 0.0, of.scale_down_delay_s)
+    less = decide(of, seen(stable, panic, pods), state, 1.0)
+    more = decide(of, seen(stable + more_stable, panic + more_panic, pods), state, 1.0)
     assert more.desired >= less.desired
     assert more.excess_burst_capacity <= less.excess_burst_capacity

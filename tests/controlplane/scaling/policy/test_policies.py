@@ -110,8 +110,8 @@ def test_backoff_grows_and_is_bounded(failures: int) -> None:
     assert (backoff_s(failures) == 0.0) == (failures == 0)
 
 
-def holder(name: str, *, ready: int = 1, live: int = 1, least: int = 0, asked_s: float = 0.0) -> SlotHolder[str]:
-    return SlotHolder(name, ready, live, least, asked_s)
+def holder(name: str, *, ready: int = 1, live: int = 1, minimum: int = 0, asked_s: float = 0.0) -> SlotHolder[str]:
+    return SlotHolder(name, ready, live, minimum, asked_s)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def holder(name: str, *, ready: int = 1, live: int = 1, least: int = 0, asked_s:
             [holder("a", asked_s=5), holder("b", asked_s=3)], "b", id="the longest-idle version gives its slot"
         ),
         pytest.param([holder("a", asked_s=99)], None, id="a version with a recent request stays"),
-        pytest.param([holder("a", least=1)], None, id="a minimum is kept"),
+        pytest.param([holder("a", minimum=1)], None, id="a minimum is kept"),
         pytest.param([holder("a", ready=0)], None, id="a restoring replica stays"),
         pytest.param([holder("a", ready=1, live=2)], None, id="a version that also restores stays"),
         pytest.param([holder("a", ready=0, live=0)], None, id="a version without a slot frees none"),

@@ -30,14 +30,14 @@ ACTIVE, INACTIVE, ACTIVATING = Activity.ACTIVE, Activity.INACTIVE, Activity.ACTI
 
 def spec(
     *,
-    least: int = 0,
+    minimum: int = 0,
     most: int = 0,
     start: int = 1,
     to_zero: bool = True,
     reachable: bool = True,
 ) -> IdleSpec:
     return IdleSpec(
-        min_scale=least,
+        min_scale=minimum,
         max_scale=most,
         initial_scale=start,
         stable_window_s=WINDOW,
@@ -73,10 +73,10 @@ def facts(
         pytest.param(spec(), facts(0, ACTIVATING, 75, initialized=False), Hold(-1), id="starting: wait for it"),
         pytest.param(spec(), facts(0, ACTIVATING, 150), Hold(-1), id="starting, exactly as long as it may take"),
         pytest.param(spec(), facts(0, ACTIVATING, 151), Apply(0), id="starting for too long: given up"),
-        pytest.param(spec(least=2), facts(0, INACTIVE, 59), Apply(2), id="down to the minimum, before the grace"),
-        pytest.param(spec(least=2), facts(0, INACTIVE, 60), Apply(2), id="down to the minimum, after the grace"),
+        pytest.param(spec(minimum=2), facts(0, INACTIVE, 59), Apply(2), id="down to the minimum, before the grace"),
+        pytest.param(spec(minimum=2), facts(0, INACTIVE, 60), Apply(2), id="down to the minimum, after the grace"),
         pytest.param(spec(reachable=False), facts(0, INACTIVE, 59), Hold(0), id="unreachable: the grace holds"),
-        pytest.param(spec(least=2, reachable=False), facts(0, INACTIVE, 60), Apply(0), id="unreachable: no minimum"),
+        pytest.param(spec(minimum=2, reachable=False), facts(0, INACTIVE, 60), Apply(0), id="unreachable: no minimum"),
         pytest.param(spec(), facts(10, ACTIVE, 5), Apply(10), id="up to the desired scale"),
         pytest.param(spec(most=8), facts(10, ACTIVE, 5), Apply(8), id="up to the maximum"),
         pytest.param(spec(), facts(10, INACTIVE, 30), Apply(10), id="up from inactive"),
@@ -97,7 +97,7 @@ def facts(
         ),
         pytest.param(spec(start=0), facts(0, INACTIVE, 0), Hold(0), id="an initial scale of zero waits, too"),
         pytest.param(spec(to_zero=False), facts(0, ACTIVE, 600), Apply(1), id="never to zero: one stays"),
-        pytest.param(spec(to_zero=False, least=2), facts(0, ACTIVE, 600), Apply(2), id="never to zero, minimum of two"),
+        pytest.param(spec(to_zero=False, minimum=2), facts(0, ACTIVE, 600), Apply(2), id="never to zero, minimum two"),
         pytest.param(spec(to_zero=False), facts(-1, ACTIVE, 600), Hold(-1), id="never to zero, no data yet"),
     ],
 )  # fmt: skip
@@ -134,9 +134,9 @@ def test_next_activity(before: Activity, want: int, ready: int, threshold: int, 
         pytest.param(spec(start=3), False, 3, id="the initial scale, until it was reached"),
         pytest.param(spec(start=3), True, 1, id="then one"),
         pytest.param(spec(start=0), False, 0, id="an initial scale of zero"),
-        pytest.param(spec(start=3, least=5), False, 5, id="the minimum, if it is larger"),
-        pytest.param(spec(least=5), True, 5, id="the minimum always holds"),
-        pytest.param(spec(least=5, reachable=False), True, 1, id="no minimum for an unreachable version"),
+        pytest.param(spec(start=3, minimum=5), False, 5, id="the minimum, if it is larger"),
+        pytest.param(spec(minimum=5), True, 5, id="the minimum always holds"),
+        pytest.param(spec(minimum=5, reachable=False), True, 1, id="no minimum for an unreachable version"),
     ],
 )
 def test_active_threshold(of: IdleSpec, initialized: bool, want: int) -> None:

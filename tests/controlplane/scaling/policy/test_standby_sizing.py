@@ -25,7 +25,7 @@ from controlplane.scaling.policy.standby_sizing import (
 from tests.controlplane.scaling.policy.pool_simulation import bursts, poisson, simulate
 
 MIB = 1 << 20
-USUAL = PoolSizing(least=1, maximum=32, target=0.99, share=0.15, budget_bytes=1 << 30)
+USUAL = PoolSizing(minimum=1, maximum=32, target=0.99, share=0.15, budget_bytes=1 << 30)
 ALONE = (1.0,)
 
 
@@ -105,7 +105,7 @@ def load(
 def test_size(sizing: PoolSizing, now: PoolLoad, want: tuple[int, SizeReason]) -> None:
     """The size is the largest demand within maximum and budget, with its reason."""
     decided = target_size(sizing, now)
-    assert (decided.wanted, decided.why) == want
+    assert (decided.wanted, decided.reason) == want
 
 
 def test_hit_probability_is_the_lower_of_rate_and_bursts() -> None:
@@ -161,7 +161,7 @@ def test_size_is_within_its_bounds(sizing: PoolSizing, now: PoolLoad) -> None:
     decided = target_size(sizing, now)
     assert 0 <= decided.wanted <= sizing.maximum
     assert decided.wanted * now.standby_bytes <= sizing.budget_bytes
-    assert decided.why is SizeReason.BUDGET or decided.wanted >= sizing.least
+    assert decided.reason is SizeReason.BUDGET or decided.wanted >= sizing.minimum
     assert 0.0 <= decided.probability <= 1.0
 
 

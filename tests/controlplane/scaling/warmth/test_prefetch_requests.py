@@ -40,14 +40,14 @@ async def test_prefetch_is_sent_once_at_a_time(monkeypatch: pytest.MonkeyPatch, 
     async with Tasks() as tasks:
         prefetcher = Prefetcher(cache.ask, tasks)
         for _ in range(3):
-            prefetcher.named(key())
+            prefetcher.on_alias_moved(key())
             prefetcher.on_start_waiting(key())
-        prefetcher.named(key(letter="b"))
+        prefetcher.on_alias_moved(key(letter="b"))
         await asyncio.sleep(0)
         assert [wish.urgent for wish in cache.wishes] == [False, True]
         cache.open.set()
         await tasks.wait_idle()
-        prefetcher.named(key(letter="b"))
+        prefetcher.on_alias_moved(key(letter="b"))
         await tasks.wait_idle()
     assert [wish.version for wish in cache.wishes] == [digest("a"), digest("a"), digest("b")]
 

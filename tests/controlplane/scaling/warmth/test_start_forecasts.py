@@ -55,7 +55,9 @@ class ForecastScenario:
         ends = {Stage.PROMOTED: 0.001, Stage.LEASED: ready_s - 0.1, Stage.READY: ready_s}
         spans = tuple(StageSpan(stage, round(after_s * 1e6)) for stage, after_s in ends.items())
         tiers = {"nvme": 4096}
-        self.forecasts.ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans, bytes_by_tier=tiers))
+        self.forecasts.on_replica_ready(
+            Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans, bytes_by_tier=tiers)
+        )
 
     def counts(self) -> tuple[int, ...]:
         (family,) = self.page.families()
@@ -99,7 +101,7 @@ async def test_start_is_forecast_and_its_error_recorded() -> None:
         assert miss.actual_s == pytest.approx(0.8)
         assert sum(scene.counts()) == 1
         better = scene.forecasts.estimate(KEY, place(), parked=True)
-        assert better.known is EstimateBasis.VERSION
+        assert better.basis is EstimateBasis.VERSION
         assert (better.process_s, better.steps.bind_s) == pytest.approx((0.001, 0.1))
 
 
@@ -127,7 +129,7 @@ async def test_unforecast_start_records_no_error(answer: Callable[[], Awaitable[
         scene.end(ready_s=0.8)
         assert scene.forecasts.history.forecast_errors(KEY) == ()
         assert scene.counts() == ()
-        assert scene.forecasts.history.start(KEY, 4096).seconds == pytest.approx(0.8)
+        assert scene.forecasts.history.start_time(KEY, 4096).seconds == pytest.approx(0.8)
 
 
 async def test_wake_is_recorded_by_what_it_did() -> None:
@@ -136,16 +138,20 @@ async def test_wake_is_recorded_by_what_it_did() -> None:
         history = scene.forecasts.history
         await scene.begin(wake_level=Level.ASLEEP)
         scene.end(ready_s=0.8)
-        assert (history.refill(KEY, 4096).seen, history.wake(KEY, 4096).seen, history.start(KEY, 4096).seen) == (
+        assert (
+            history.refill_time(KEY, 4096).samples,
+            history.wake_time(KEY, 4096).samples,
+            history.start_time(KEY, 4096).samples,
+        ) == (
             1,
             0,
             0,
         )
-        assert history.fetches(KEY).keys() == {"nvme"}
+        assert history.fetch_times(KEY).keys() == {"nvme"}
         await scene.begin(wake_level=Level.ASLEEP)
         spans = (StageSpan(Stage.READY, 3_000),)
-        scene.forecasts.ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans))
-        assert history.wake(KEY, 4096).seconds == pytest.approx(0.003)
+        scene.forecasts.on_replica_ready(Replica("r", ReplicaState.READY, 0, key=KEY, restore=spans))
+        assert history.wake_time(KEY, 4096).seconds == pytest.approx(0.003)
         assert scene.counts() == ()
 
 
@@ -164,9 +170,9 @@ async def test_failed_and_adopted_starts_are_not_recorded() -> None:
     """A replica that another control plane started is not a start of this one."""
     async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
-        scene.forecasts.failed(KEY, Internal())
+        scene.forecasts.on_start_failed(KEY, Internal())
         scene.end(ready_s=0.8)
-        assert scene.forecasts.history.start(KEY, 4096).seen == 0
+        assert scene.forecasts.history.start_time(KEY, 4096).samples == 0
 
 
 @pytest.mark.parametrize(
@@ -227,7 +233,7 @@ async def _unmeasured() -> TierPlacement:
 
 async def _scale_to_zero(scene: ForecastScenario) -> tuple[StartRow, ...]:
     """Lose the replica and return the start rows that a new reader of the feed gets."""
-    scene.forecasts.lost(GONE)
+    scene.forecasts.on_replica_lost(GONE)
     await settle()
     return scene.feed.snapshot().starts
 
@@ -308,7 +314,7 @@ async def test_version_deleted_meanwhile_leaves_no_row() -> None:
     async with forecast_scenario(_answer_at_once) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
-        scene.forecasts.lost(GONE)
+        scene.forecasts.on_replica_lost(GONE)
         scene.catalogue.known.clear()
         await settle()
         assert scene.feed.snapshot().starts == ()

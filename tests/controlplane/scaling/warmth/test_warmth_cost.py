@@ -60,4 +60,4 @@ def test_warmth_prices_match_a_hand_computation() -> None:
     assert warmth_cost.currency == "EUR"
     # The model is small, so a sleeper's memory is nearly all its process.
     assert [step.level for step in warmth_cost.level_changes(*found)] == [Level.WARM, Level.ASLEEP, Level.ZERO]
-    assert warmth_cost.fetches(key()).keys() == {"nvme", "host"}
+    assert warmth_cost.fetch_times(key()).keys() == {"nvme", "host"}

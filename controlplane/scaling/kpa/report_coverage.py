@@ -1,4 +1,4 @@
-"""After a control plane took over, tell an idle model from one whose activators have not reported yet."""
+"""Track which activators have reported, to tell an idle model from an unreported one after a takeover."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,7 +11,7 @@ from controlplane.scaling.policy.scale_to_zero import LOCAL_WINDOW_MAX_S
 _RECORD_S: Final = LOCAL_WINDOW_MAX_S  # by then every stable window is over, and reports no longer matter
 
 
-class Takeover:
+class ReportCoverage:
     """The activators that have reported since this control plane began. Times are monotonic seconds.
 
     `readers` returns the activators that read the feed, or left it so recently that they are expected back.
@@ -19,31 +19,31 @@ class Takeover:
 
     def __init__(self, readers: Callable[[], set[str]]) -> None:
         self._readers = readers
-        self._takeover_began_s: float | None = None  # when activators could first report
+        self._began_s: float | None = None  # when activators could first report
         self._first_report_s: dict[str, float] = {}  # activator -> its first report
 
     def __repr__(self) -> str:
-        return f"<Takeover began={self._takeover_began_s} heard={len(self._first_report_s)}>"
+        return f"<ReportCoverage began={self._began_s} reported={len(self._first_report_s)}>"
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """Record that activators can report from now on. Idempotent."""
-        if self._takeover_began_s is None:
-            self._takeover_began_s = now
+        if self._began_s is None:
+            self._began_s = now
 
     def record_report(self, activator: str, now: float) -> None:
         """Record an activator's first report."""
-        if self._takeover_began_s is None or now < self._takeover_began_s + _RECORD_S:
+        if self._began_s is None or now < self._began_s + _RECORD_S:
             self._first_report_s.setdefault(activator, now)
 
     def is_window_over(self, model: Model, now: float) -> bool:
         """Return whether activators had a whole stable window of the model to report."""
-        return self._takeover_began_s is not None and now - self._takeover_began_s >= model.scale.window_s
+        return self._began_s is not None and now - self._began_s >= model.scale.window_s
 
     def is_known_idle(self, model: Model, now: float) -> bool:
         """Return whether a model without reports is known to be idle."""
         if self.is_window_over(model, now):
             return True
-        if self._takeover_began_s is None or now - self._takeover_began_s < RECONNECT_S:
+        if self._began_s is None or now - self._began_s < RECONNECT_S:
             return False  # activators are still coming back
         # Each second an activator reports all models in use, so all of them within MIN_IDLE_S of its first report.
         readers = self._readers()

@@ -17,30 +17,30 @@ from controlplane.registry.policy.domain import VersionKey
 from controlplane.registry.registry import Registry
 from controlplane.registry.tenant_store import Tenant, TenantStore
 from controlplane.scaling.interfaces import ReplicaLookup, Scaler
-from controlplane.scaling.policy.scale_settings import ScaleSettings, changed
+from controlplane.scaling.policy.scale_settings import ScaleSettings, apply_change
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class AdminOperations:
     """Changes that affect both the stores and the scaler."""
 
     registry: Registry
     tenants: TenantStore
     keys: KeyStore
     replicas: ReplicaLookup
-    decider: Scaler
+    scaler: Scaler
     clock: Clock
 
     async def deploy(self, actor: Actor, tenant: str, model: str, prefix: str) -> str:
         """Move the alias `prod` to another version, and return that version. Raises as `Registry.deploy`."""
         version = await self.registry.deploy(actor, tenant, model, prefix, self.clock.wall_s())
-        self.decider.tick()  # a minimum moves with the alias
+        self.scaler.tick()  # a minimum moves with the alias
         return version
 
     async def split(self, actor: Actor, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
         """Split requests between versions. Return the weights by full digest. Raises as `Registry.split`."""
         split = await self.registry.split(actor, tenant, model, weights, self.clock.wall_s())
-        self.decider.tick()  # a minimum holds for each version that has a share
+        self.scaler.tick()  # a minimum holds for each version that has a share
         return split
 
     async def scale(self, actor: Actor, tenant: str, model: str, change: Mapping[str, Any]) -> ScaleSettings:
@@ -48,28 +48,28 @@ class Changes:
         Refused(InvalidRequest) for settings that this installation can't follow.
         """
         found = self.registry.model(tenant, model)
-        self.decider.check_scale(found, changed(found.scale, change))
+        self.scaler.check_scale(found, apply_change(found.scale, change))
         scale = await self.registry.rescale(actor, tenant, model, change, self.clock.wall_s())
-        self.decider.tick()  # new bounds hold now, not only from the next tick
+        self.scaler.tick()  # new bounds hold now, not only from the next tick
         return scale
 
     async def suspend(self, actor: Actor, tenant: str) -> Tenant:
-        """Suspend the tenant: refuse its keys and end its replicas. Raises as `TenantStore.move`."""
+        """Suspend the tenant: refuse its keys and end its replicas. Raises as `TenantStore.set_state`."""
         found = await self.tenants.set_state(actor, tenant, TenantState.SUSPENDED, self.clock.wall_s())
-        self.decider.stop(tuple(version.key for model in self.registry.models(tenant) for version in model.versions))
+        self.scaler.stop(tuple(version.key for model in self.registry.models(tenant) for version in model.versions))
         return found
 
     async def resume(self, actor: Actor, tenant: str) -> Tenant:
-        """End the suspension: accept the tenant's keys, and keep its minimums again. Raises as `TenantStore.move`."""
+        """End the suspension: accept the tenant's keys, keep its minimums again. Raises as `TenantStore.set_state`."""
         found = await self.tenants.set_state(actor, tenant, TenantState.ACTIVE, self.clock.wall_s())
-        self.decider.tick()
+        self.scaler.tick()
         return found
 
     async def delete_model(self, actor: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
         """Delete the model and drain its replicas. Return its versions. Raises as `Registry.delete_model`."""
         is_present = self.replicas.is_present
         keys = await self.registry.delete_model(actor, tenant, model, self.clock.wall_s(), is_present, force)
-        self.decider.stop(tuple(filter(is_present, keys)))
+        self.scaler.stop(tuple(filter(is_present, keys)))
         return keys
 
     async def delete_tenant(self, actor: Actor, tenant: str, force: bool) -> None:
