@@ -20,27 +20,27 @@ from kelvin.process.settings import log_level
 from kelvin.process.startup import STORE_STATUS, exit_on_bad_setting, is_check_only
 from snapshotter.app.settings import SnapshotterSettings, from_environment
 
-CHECK_S: Final = 10.0
+CHECK_TIMEOUT_S: Final = 10.0
 
 
 async def check_store(settings: SnapshotterSettings) -> None:
     """Exit with one line and STORE_STATUS unless the store answers. Raises BadSetting."""
     try:
-        if not _is_made(settings.store_url):
+        if not _exists(settings.store_url):
             return
-        async with asyncio.timeout(CHECK_S), open_checked_store(settings.store_url, writes=False) as store:
+        async with asyncio.timeout(CHECK_TIMEOUT_S), open_checked_store(settings.store_url, writes=False) as store:
             await store.stat("ready")
     except BlobNotFound:
         return  # the store answered
     except Refused as refused:
-        _end(refused.failure.message)
+        _exit(refused.failure.message)
     except TimeoutError:
-        _end(f"the store does not answer within {CHECK_S:g} s")
+        _exit(f"the store does not answer within {CHECK_TIMEOUT_S:g} s")
     except OSError as error:
-        _end(f"the store's directory can't be used: {error.strerror or error}")
+        _exit(f"the store's directory can't be used: {error.strerror or error}")
 
 
-def _is_made(url: str) -> bool:
+def _exists(url: str) -> bool:
     """Return False if the store is a directory that the first start will create. Raises BadSetting if no start can use
     it, and OSError if the disk fails.
     """
@@ -54,8 +54,8 @@ def _is_made(url: str) -> bool:
     return existing == directory
 
 
-def _end(why: str) -> None:
-    sys.stderr.write(f"{why}\n")
+def _exit(reason: str) -> None:
+    sys.stderr.write(f"{reason}\n")
     sys.exit(STORE_STATUS)
 
 

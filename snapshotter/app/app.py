@@ -61,12 +61,12 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: GateJo
     def is_running(tenant: str) -> bool:
         return pushes.commits.is_running(tenant) or collector.is_running(tenant)
 
-    fsck = Fsck(store, is_running, jobs.list_named, attestations, staging.pending_versions)
+    fsck = Fsck(store, is_running, jobs.list_named_versions, attestations, staging.pending_versions)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.include_router(push_routes(pushes))
     app.include_router(
-        store_routes(fsck.check, collector.collect, Exports(store, catalog, jobs.list_named), attestations)
+        store_routes(fsck.check, collector.collect, Exports(store, catalog, jobs.list_named_versions), attestations)
     )
     app.include_router(inner_routes(publisher), include_in_schema=False)
     add_description(app, "/push/v1/openapi.json", "Kelvin: pushing, and objects at rest", Scope.PUSH)

@@ -45,9 +45,9 @@ from kelvin.ipc.openapi import OCTETS, route_docs
 from kelvin.ipc.principal import require_scope
 from kelvin.process.race import run_until_disconnect
 from snapshotter.intake.request_bodies import BufferedResponse, read_body, read_exactly
-from snapshotter.push.commits import digests_digest
+from snapshotter.push.commits import digest_of_list
 from snapshotter.push.publisher import Publisher, set_caller_key
-from snapshotter.push.pushes import PLAN_BYTES, PLAN_TURN_S, Pushes
+from snapshotter.push.pushes import PLAN_BYTES, PLAN_WAIT_S, Pushes
 from snapshotter.store.attestation_store import AttestationStore
 from snapshotter.store.exports import Exports, check_version
 
@@ -57,12 +57,12 @@ DIGESTS_BYTES: Final = 48 << 20
 ATTEST_BYTES: Final = 4 << 20
 JSON: Final = "application/json"
 # The failures of publishing and of sealing on a standby.
-_OF_COMMITS: Final = (
+_OF_COMMIT: Final = (
     ArtifactRejected, CapacityExceeded, StorageQuotaExceeded, ChunkCorrupt, ManifestCorrupt, ProbeFailed, ReplicaLost,
 )  # fmt: skip
-_described: Final = partial(route_docs, scope=Scope.PUSH)
+_push_docs: Final = partial(route_docs, scope=Scope.PUSH)
 
-_pusher_of = require_scope(Scope.PUSH)
+_require_pusher = require_scope(Scope.PUSH)
 NDJSON: Final = "application/x-ndjson"
 SMALL_BYTES: Final = 64 << 10
 SEAL_BYTES: Final = 32 << 20  # names of 200,000 tensors
@@ -71,7 +71,7 @@ Collect = Callable[[str, bool], Awaitable[CollectReport]]
 
 
 def _pushing_tenant(request: Request) -> str:
-    return _tenant_of(_pusher_of(request))
+    return _tenant_of(_require_pusher(request))
 
 
 def _tenant_of(principal: Principal) -> str:
@@ -80,7 +80,7 @@ def _tenant_of(principal: Principal) -> str:
 
 def _named_tenant(request: Request) -> str:
     """Return the caller's tenant or, for an operator, the one in `?tenant=`. To others, another tenant is not found."""
-    principal = _pusher_of(request)
+    principal = _require_pusher(request)
     named = request.query_params.get("tenant", principal.tenant)
     if named != principal.tenant and not scope_allows(principal.scopes, Scope.OPERATOR):
         raise Refused(NotFound("tenant", named[:63]))
@@ -95,49 +95,50 @@ def push_routes(pushes: Pushes) -> APIRouter:
     """Return the routes of a push, from `kelvin/contracts/artifacts/push_api.py`."""
     router = APIRouter(prefix="/push/v1")
 
-    def answer_of(tenant: str, content: bytes) -> Response:
-        return BufferedResponse(content, JSON, pushes.body_room, tenant)
+    def buffered(tenant: str, content: bytes) -> Response:
+        return BufferedResponse(content, JSON, pushes.body_budget, tenant)
 
-    async def announced_in(tenant: str, request: Request) -> str:
+    async def receive_list_digest(tenant: str, request: Request) -> str:
         """Return the digest of the announced chunks. Their list takes up to 80 MB, so the commit does not keep it."""
-        async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
-            return await asyncio.to_thread(lambda: digests_digest(decode(body, CommitRequest).digests))
+        async with pushes.body_budget.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
+            return await asyncio.to_thread(lambda: digest_of_list(decode(body, CommitRequest).digests))
 
-    @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, request_body=PlanRequest))
+    @router.post("/plans", **_push_docs(Plan, ArtifactRejected, CapacityExceeded, request_body=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
         reading = partial(read_body, request, PLAN_BYTES)
-        turn = pushes.plan_turns.take(tenant, PLAN_TURN_S)
-        async with pushes.body_room.receive(tenant, reading, turn) as body:
-            return answer_of(tenant, encode(await run_until_disconnect(request.receive, pushes.plan(tenant, body))))
+        permit = pushes.plan_limiter.hold_permit(tenant, PLAN_WAIT_S)
+        async with pushes.body_budget.receive(tenant, reading, permit) as body:
+            return buffered(tenant, encode(await run_until_disconnect(request.receive, pushes.plan(tenant, body))))
 
     @router.post(
         "/plans/{plan_id}/missing",
-        **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, request_body=MissingRequest),
+        **_push_docs(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, request_body=MissingRequest),
     )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
         reading = partial(read_body, request, DIGESTS_BYTES)
-        async with pushes.body_room.receive(tenant, reading, pushes.record_turns.take(tenant, PLAN_TURN_S)) as body:
-            return answer_of(tenant, encode(await pushes.find_missing(tenant, plan_id, decode(body, MissingRequest))))
+        permit = pushes.record_limiter.hold_permit(tenant, PLAN_WAIT_S)
+        async with pushes.body_budget.receive(tenant, reading, permit) as body:
+            return buffered(tenant, encode(await pushes.find_missing(tenant, plan_id, decode(body, MissingRequest))))
 
     @router.put(
         "/plans/{plan_id}/chunks/{digest}",
-        **_described(None, NotFound, Conflict, CapacityExceeded, status=204, request_body=bytes),
+        **_push_docs(None, NotFound, Conflict, CapacityExceeded, status=204, request_body=bytes),
     )
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
         reading = partial(read_exactly, request, nbytes, "chunk")
-        async with pushes.body_room.receive(tenant, reading, pushes.chunk_turns.take(tenant)) as body:
+        async with pushes.body_budget.receive(tenant, reading, pushes.chunk_limiter.hold_permit(tenant)) as body:
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
         return Response(status_code=204)
 
-    @router.get("/plans/{plan_id}/manifest", **_described(Manifest, NotFound, Conflict))
+    @router.get("/plans/{plan_id}/manifest", **_push_docs(Manifest, NotFound, Conflict))
     async def manifest(tenant: Tenant, plan_id: str) -> Response:
-        return answer_of(tenant, await pushes.manifest(tenant, plan_id))
+        return buffered(tenant, await pushes.manifest(tenant, plan_id))
 
     @router.post(
         "/plans/{plan_id}/attestations",
         status_code=204,
-        **_described(
+        **_push_docs(
             None,
             NotFound,
             Conflict,
@@ -150,20 +151,20 @@ def push_routes(pushes: Pushes) -> APIRouter:
         ),
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.body_room.receive(tenant, partial(read_body, request, ATTEST_BYTES)) as body:
+        async with pushes.body_budget.receive(tenant, partial(read_body, request, ATTEST_BYTES)) as body:
             await pushes.attest(tenant, plan_id, decode(body, AttestRequest))
         return Response(status_code=204)
 
     @router.post(
         "/plans/{plan_id}/commit",
-        **_described(
-            Committed, NotFound, Conflict, *_OF_COMMITS, extra_responses={202: Committing}, request_body=CommitRequest
+        **_push_docs(
+            Committed, NotFound, Conflict, *_OF_COMMIT, extra_responses={202: Committing}, request_body=CommitRequest
         ),
     )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        announced = await announced_in(tenant, request)
-        set_caller_key(_pusher_of(request).key_id)
-        answer = await pushes.commit(tenant, plan_id, announced, request.query_params.get(CLIENT_PHRASE))
+        list_digest = await receive_list_digest(tenant, request)
+        set_caller_key(_require_pusher(request).key_id)
+        answer = await pushes.commit(tenant, plan_id, list_digest, request.query_params.get(CLIENT_PHRASE))
         return Response(encode(answer), 202 if isinstance(answer, Committing) else 200, media_type=JSON)
 
     return router
@@ -179,34 +180,34 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
         return StreamingResponse(lines, media_type=NDJSON)
 
     @router.post("/collect", **route_docs(CollectReport, NotFound, request_body=CollectRequest, scope=Scope.PUSH))
-    async def free(tenant: NamedTenant, request: Request) -> Response:
-        wish = decode(await read_body(request, SMALL_BYTES), CollectRequest)
-        return Response(encode(await collect(tenant, wish.run)), media_type=JSON)
+    async def collect_garbage(tenant: NamedTenant, request: Request) -> Response:
+        collect_request = decode(await read_body(request, SMALL_BYTES), CollectRequest)
+        return Response(encode(await collect(tenant, collect_request.run)), media_type=JSON)
 
     @router.get("/manifests/{version}", **route_docs(Manifest, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def manifest(tenant: Tenant, version: str) -> Response:
-        async with exports.turns.take(tenant):
-            return BufferedResponse(await exports.manifest(tenant, version), JSON, exports.room, tenant)
+        async with exports.call_limiter.hold_permit(tenant):
+            return BufferedResponse(await exports.manifest(tenant, version), JSON, exports.body_budget, tenant)
 
     @router.get("/originals/{version}", **route_docs(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def original(tenant: Tenant, version: str) -> Response:
-        async with exports.turns.take(tenant):
-            return BufferedResponse(encode(await exports.original(tenant, version)), JSON, exports.room, tenant)
+        async with exports.call_limiter.hold_permit(tenant):
+            return BufferedResponse(encode(await exports.original(tenant, version)), JSON, exports.body_budget, tenant)
 
     @router.get("/chunks/{digest}", **route_docs(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
     async def chunk(tenant: Tenant, digest: str) -> Response:
-        async with exports.turns.take(tenant):
-            return BufferedResponse(await exports.chunk(tenant, digest), OCTETS, exports.room, tenant)
+        async with exports.call_limiter.hold_permit(tenant):
+            return BufferedResponse(await exports.chunk(tenant, digest), OCTETS, exports.body_budget, tenant)
 
     @router.get(
         "/versions/{version}/attestations",
         **route_docs(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
     )
-    async def attested(tenant: Tenant, version: str) -> Response:
-        async with exports.turns.take(tenant):
+    async def list_attestations(tenant: Tenant, version: str) -> Response:
+        async with exports.call_limiter.hold_permit(tenant):
             await exports.manifest(tenant, version)  # raises NotFound if there is no such version
-            found = await attestations.entries(tenant, version)
-            return BufferedResponse(encode(AttestationList(attestations=found)), JSON, exports.room, tenant)
+            entries = await attestations.list_entries(tenant, version)
+            return BufferedResponse(encode(AttestationList(attestations=entries)), JSON, exports.body_budget, tenant)
 
     return router
 
@@ -216,10 +217,10 @@ def inner_routes(publisher: Publisher) -> APIRouter:
     router = APIRouter(prefix="/internal/v1")
 
     @router.post("/seals", status_code=204)
-    async def keep(request: Request) -> Response:
-        found = decode(await read_body(request, SEAL_BYTES), KeepSeal)
-        check_version(found.seal.version)
-        await publisher.add_seal(require_dns_label(found.tenant, "tenant"), found.seal)
+    async def add_seal(request: Request) -> Response:
+        keep_seal = decode(await read_body(request, SEAL_BYTES), KeepSeal)
+        check_version(keep_seal.seal.version)
+        await publisher.add_seal(require_dns_label(keep_seal.tenant, "tenant"), keep_seal.seal)
         return Response(status_code=204)
 
     return router

@@ -46,7 +46,7 @@ class Declaration(Wire, frozen=True):
     loose: int = 0
     kept: KeptFile | None = None
 
-    def stores(self) -> dict[str, int]:
+    def added_bytes(self) -> dict[str, int]:
         """Return the sizes by digest of what the push will add: chunks in packs, or the file that holds them."""
         chunks = dict(zip(self.digests, self.lengths, strict=True))
         if self.kept is None:
@@ -72,9 +72,9 @@ class PlanRecord(Wire, frozen=True):
     signature: Signature | None = None
     kept: KeptFile | None = None
 
-    def named(self, *more: object) -> "PlanRecord":
+    def with_id(self, *more_content: object) -> "PlanRecord":
         """Return the plan with the id derived from its content and `more`."""
-        content = encode((structs.replace(self, plan_id=""), *more))
+        content = encode((structs.replace(self, plan_id=""), *more_content))
         return structs.replace(self, plan_id=blake3(content).hexdigest()[:ID_HEX])
 
     @property
@@ -82,7 +82,7 @@ class PlanRecord(Wire, frozen=True):
         """Return the length of the linear space."""
         return sum(chunk.length for chunk in self.chunks)
 
-    def answer(self) -> Plan:
+    def to_plan(self) -> Plan:
         """Return the plan in the form for the client."""
         return Plan(plan_id=self.plan_id, total_bytes=self.total_bytes, chunks=self.chunks, gate=self.gate)
 
@@ -97,16 +97,16 @@ class PlanRecord(Wire, frozen=True):
             if lengths.setdefault(digest, chunk.length) != chunk.length:
                 raise Refused(Conflict("digests", f"{digest} is given for chunks of different lengths"))
 
-    def wanted(self, digests: tuple[str, ...]) -> dict[str, int]:
+    def chunk_lengths(self, digests: tuple[str, ...]) -> dict[str, int]:
         """Return the length of each distinct chunk by digest, in order."""
         return {digest: chunk.length for digest, chunk in zip(digests, self.chunks, strict=True)}
 
-    def loose(self, digests: tuple[str, ...]) -> dict[str, int]:
+    def pinned_chunk_lengths(self, digests: tuple[str, ...]) -> dict[str, int]:
         """Return the lengths of the pinned files' chunks by digest. These lie in no kept file."""
         count = len(self.file_digests)
         return {digest: chunk.length for digest, chunk in zip(digests[:count], self.chunks[:count], strict=True)}
 
-    def staged_by_plan(self) -> set[str]:
+    def digests_staged_by_plan(self) -> set[str]:
         """Return what is staged from the start: pinned files' chunks, and bytes of a kept file that are in no chunk."""
         return {*self.file_digests, *(() if self.kept is None else (self.kept.rest,))}
 
@@ -121,13 +121,13 @@ class PlanRecord(Wire, frozen=True):
         )
         return FileIndex(chunks=tuple(inside), size=self.kept.size)
 
-    def declaration(self, digests: tuple[str, ...], keeps: bool) -> Declaration:
-        """Return the declaration of a push of these chunks. With `keeps`, its kept file still has to be written."""
+    def to_declaration(self, digests: tuple[str, ...], has_file_to_write: bool) -> Declaration:
+        """Return the declaration of a push of these chunks. `has_file_to_write`: its kept file is not stored yet."""
         lengths = tuple(chunk.length for chunk in self.chunks)
-        loose, kept = (len(self.file_digests), self.kept) if keeps else (0, None)
+        loose, kept = (len(self.file_digests), self.kept) if has_file_to_write else (0, None)
         return Declaration(digests=digests, lengths=lengths, loose=loose, kept=kept)
 
-    def inputs(self, digests: tuple[str, ...]) -> str:
+    def digest_of_inputs(self, digests: tuple[str, ...]) -> str:
         """Return the digest of the pushed content and its sealing, which the store records next to the version."""
         return inputs_digest(self._sealing(), self.files, self.tensors, digests)
 

@@ -46,7 +46,7 @@ from snapshotter.push.staging import IDLE_S, Staging
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 4  # collections; each waits while a push of its tenant writes packs
+MAX_COLLECTIONS: Final = 4  # collections; each waits while a push of its tenant writes packs
 _Listed = tuple[str, ListedObject]  # a key and its object
 
 
@@ -85,8 +85,8 @@ class Collector:
         """
         if tenant in self._collecting:
             raise Refused(Overloaded("this tenant's collections", 1, 10.0))
-        if len(self._collecting) >= AT_ONCE:
-            raise Refused(Overloaded("the list of running collections", AT_ONCE, 10.0))
+        if len(self._collecting) >= MAX_COLLECTIONS:
+            raise Refused(Overloaded("the list of running collections", MAX_COLLECTIONS, 10.0))
         self._collecting.add(tenant)
         try:
             return await self._collect(tenant, run)
@@ -94,44 +94,44 @@ class Collector:
             self._collecting.discard(tenant)
 
     async def _collect(self, tenant: str, run: bool) -> CollectReport:
-        async with self._publisher.hold_packs(tenant) as under_way:
+        async with self._publisher.hold_packs(tenant) as running_commits:
             now_s = self._clock()
             idle_s = max(self._grace_s, IDLE_S)  # keep active pushes even without a grace period
             dropped = await asyncio.to_thread(self._staging.sweep, now_s, idle_s, tenant) if run else 0
-            chosen = plan_collection(await self._list_store(tenant, under_way), now_s, self._grace_s)
-            if chosen.lost:
+            collection = plan_collection(await self._list_store(tenant, running_commits), now_s, self._grace_s)
+            if collection.lost:
                 log.warning(
                     "chunks of kept versions are in no pack; no pack is freed until a check shows the repair",
-                    extra={"tenant": tenant, "chunks": chosen.lost},
+                    extra={"tenant": tenant, "chunks": collection.lost},
                 )
             if run:
-                await self._apply(tenant, chosen)
+                await self._apply(tenant, collection)
         return CollectReport(
             ran=run,
             grace_s=round(self._grace_s),
-            freed=chosen.free,
-            condemned=chosen.condemned,
-            versions=chosen.versions,
-            packs=chosen.packs,
-            unreferenced_bytes=chosen.unreferenced_bytes,
+            freed=collection.free,
+            condemned=collection.condemned,
+            versions=collection.versions,
+            packs=collection.packs,
+            unreferenced_bytes=collection.unreferenced_bytes,
             dropped_pushes=dropped,
-            pushes_running=bool(under_way),
-            lost=chosen.lost,
+            pushes_running=bool(running_commits),
+            lost=collection.lost,
         )
 
-    async def _apply(self, tenant: str, chosen: Collection) -> None:
-        for version in chosen.condemn:
+    async def _apply(self, tenant: str, collection: Collection) -> None:
+        for version in collection.condemn:
             await self._store.put_if_absent(condemned_key(tenant, version), b"")
-        for version in chosen.unmark:
+        for version in collection.unmark:
             await self._store.delete(condemned_key(tenant, version))
-        for freed in chosen.free:
+        for freed in collection.free:
             await self._store.delete(freed.key)
-        nbytes = sum(freed.nbytes for freed in chosen.free)
-        log.info("collected", extra={"tenant": tenant, "objects": len(chosen.free), "bytes": nbytes})
+        nbytes = sum(freed.nbytes for freed in collection.free)
+        log.info("collected", extra={"tenant": tenant, "objects": len(collection.free), "bytes": nbytes})
 
-    async def _list_store(self, tenant: str, under_way: tuple[RunningCommit, ...]) -> StoreFacts:
+    async def _list_store(self, tenant: str, running_commits: tuple[RunningCommit, ...]) -> StoreFacts:
         """List the store. `under_way` was read before named versions, so no commit that ends meanwhile is missed."""
-        named = frozenset(await self._jobs.list_named(tenant))
+        named = frozenset(await self._jobs.list_named_versions(tenant))
         declared_digests = await asyncio.to_thread(self._staging.declared_digests, tenant)
         attestations = await self._list(tenant, ATTESTATIONS)
         # Read after the listing, so that the push of every listed attestation is included.
@@ -139,11 +139,11 @@ class Collector:
         return StoreFacts(
             tenant=tenant,
             named=named,
-            committing=frozenset(each.version for each in under_way),
-            declared_digests=frozenset(declared_digests.union(*(each.chunks for each in under_way))),
+            committing=frozenset(each.version for each in running_commits),
+            declared_digests=frozenset(declared_digests.union(*(each.chunks for each in running_commits))),
             pending_versions=frozenset(pending_versions),
-            manifests=dict(await bounded_gather(self._manifest, await self._list(tenant, MANIFESTS))),
-            drafts=await self._drafts(tenant),
+            manifests=dict(await bounded_gather(self._read_manifest, await self._list(tenant, MANIFESTS))),
+            drafts=await self._read_drafts(tenant),
             condemned={object_name(key): found for key, found in await self._list(tenant, CONDEMNED)},
             attestations=tuple(AuxiliaryObject(key, found, key.split("/")[2]) for key, found in attestations),
             pack_lists=tuple(
@@ -151,10 +151,10 @@ class Collector:
             ),
             inputs=tuple(
                 side
-                for side in await bounded_gather(self._inputs, await self._list(tenant, INPUTS))
+                for side in await bounded_gather(self._read_inputs, await self._list(tenant, INPUTS))
                 if side is not None
             ),
-            packs=dict(await bounded_gather(self._pack, await self._list(tenant, PACKS))),
+            packs=dict(await bounded_gather(self._read_pack, await self._list(tenant, PACKS))),
             indexes={object_name(key): found for key, found in await self._list(tenant, INDEX)},
         )
 
@@ -169,18 +169,18 @@ class Collector:
         found = await bounded_gather(stat_object, await list_objects(self._store, tenant, kind))
         return [listed for listed in found if listed is not None]
 
-    async def _drafts(self, tenant: str) -> dict[str, ListedManifest]:
+    async def _read_drafts(self, tenant: str) -> dict[str, ListedManifest]:
         """Return the drafts, without those that vanished meanwhile. Running commits declare what they need
         themselves.
         """
         listed = await self._list(tenant, DRAFTS)
-        drafts = dict(await bounded_gather(self._manifest, listed))
+        drafts = dict(await bounded_gather(self._read_manifest, listed))
         if all(draft.chunks is not None for draft in drafts.values()):
             return drafts
         existing = {object_name(key) for key, _ in await self._list(tenant, DRAFTS)}
         return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in existing}
 
-    async def _manifest(self, listed: _Listed) -> tuple[str, ListedManifest]:
+    async def _read_manifest(self, listed: _Listed) -> tuple[str, ListedManifest]:
         key, found = listed
         try:
             manifest = decode_manifest(await self._store.read(key), object_name(key))
@@ -192,7 +192,7 @@ class Collector:
             raise
         return object_name(key), ListedManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
-    async def _inputs(self, listed: _Listed) -> AuxiliaryObject | None:
+    async def _read_inputs(self, listed: _Listed) -> AuxiliaryObject | None:
         """Return None if the object can't be read now. It stays, and the collection continues."""
         key, found = listed
         try:
@@ -203,11 +203,11 @@ class Collector:
             return None
         return AuxiliaryObject(key, found, version)
 
-    async def _pack(self, listed: _Listed) -> tuple[str, ListedPack]:
+    async def _read_pack(self, listed: _Listed) -> tuple[str, ListedPack]:
         key, found = listed
-        return object_name(key), ListedPack(found, await self._chunks(key))
+        return object_name(key), ListedPack(found, await self._read_chunk_lengths(key))
 
-    async def _chunks(self, key: str) -> dict[str, int] | None:
+    async def _read_chunk_lengths(self, key: str) -> dict[str, int] | None:
         """Return the lengths of a pack's chunks, or None if they are unknown."""
         tenant, _, pack = key.split("/")
         try:

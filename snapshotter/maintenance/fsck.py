@@ -50,11 +50,11 @@ from kelvin.contracts.problem import to_wire
 from kelvin.contracts.traffic_errors import Overloaded
 from snapshotter.intake.policy.version_inputs import Sealing, inputs_digest
 from snapshotter.store.attestation_store import AttestationStore
-from snapshotter.store.pack_check import NAMED, check_file, check_pack
+from snapshotter.store.pack_check import MAX_NAMED_CHUNKS, check_file, check_pack
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INPUTS, MANIFESTS, PACK_LISTS)  # packs are listed after manifests
 
-AT_ONCE: Final = 4  # concurrent checks, one per tenant; each lasts as long as its client reads
+MAX_CHECKS: Final = 4  # concurrent checks, one per tenant; each lasts as long as its client reads
 MAX_UNREADABLE: Final = 8  # a check fails once more objects than this can't be read
 PUSH_AGAIN: Final = "push the model again from its source"
 PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it, which deletes the version"
@@ -62,11 +62,11 @@ PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it, which deletes the version"
 
 @dataclass(slots=True, repr=False)
 class Fsck:
-    """The checks of tenants' objects: one at a time for each tenant, `AT_ONCE` in all."""
+    """The checks of tenants' objects: one at a time for each tenant, `MAX_CHECKS` in all."""
 
     store: BlobStore
     is_running: Callable[[str], bool]  # whether a commit or collection of the tenant runs
-    named: Callable[[str], Awaitable[tuple[str, ...]]]  # the versions that the tenant's models name
+    list_named_versions: Callable[[str], Awaitable[tuple[str, ...]]]  # the versions that the tenant's models name
     attestations: AttestationStore
     pending_versions: Callable[[str], set[str]]  # the versions that the tenant's open pushes make
     _checking: set[str] = field(default_factory=set)  # tenants
@@ -79,9 +79,9 @@ class Fsck:
 
         If too many checks run, it yields only `FsckBroken` with `Overloaded`.
         """
-        if tenant in self._checking or len(self._checking) >= AT_ONCE:
-            what, limit = ("this tenant's checks", 1) if tenant in self._checking else ("the list of checks", AT_ONCE)
-            yield FsckBroken(failure=to_wire(Overloaded(what, limit, 30.0)))
+        if tenant in self._checking or len(self._checking) >= MAX_CHECKS:
+            busy = ("this tenant's checks", 1) if tenant in self._checking else ("the list of checks", MAX_CHECKS)
+            yield FsckBroken(failure=to_wire(Overloaded(*busy, 30.0)))
             return
         self._checking.add(tenant)
         check, findings = _Check(self, tenant), 0
@@ -103,38 +103,38 @@ class _Check:
         self._fsck = fsck
         self._store = fsck.store
         self._tenant = tenant
-        self._named: frozenset[str] = frozenset()  # versions that a model names
-        self._coming: set[str] = set()  # versions that open pushes make; read only if needed
-        self._condemned: frozenset[str] = frozenset()  # versions that a collection marked and no model names
+        self._named_versions: frozenset[str] = frozenset()  # versions that a model names
+        self._pending_versions: set[str] = set()  # versions that open pushes make; read only if needed
+        self._condemned_versions: frozenset[str] = frozenset()  # versions that a collection marked and no model names
         self._manifests: dict[str, Manifest] = {}
-        self._unread: set[str] = set()  # versions with an unreadable manifest, whose needs are unknown
+        self._unreadable_versions: set[str] = set()  # versions with an unreadable manifest, whose needs are unknown
         self._places: dict[str, ChunkLocation] = {}  # verified chunks only
-        self._by_pack: dict[str, frozenset[str]] = {}  # verified chunks of each pack that was read
-        self._unindexed: set[str] = set()  # packs without an index
-        self._sealed: set[str] = set()  # versions with a good seal
-        self._recorded: set[str] = set()  # versions whose inputs are recorded
+        self._chunks_by_pack: dict[str, frozenset[str]] = {}  # verified chunks of each pack that was read
+        self._unindexed_packs: set[str] = set()  # packs without an index
+        self._sealed_versions: set[str] = set()  # versions with a good seal
+        self._versions_with_inputs: set[str] = set()  # versions whose inputs are recorded
         self._checked_bytes = 0
-        self._leftovers = 0  # objects left by an unfinished collection; the next one frees them
-        self._out_of_reach: set[str] = set()  # keys of objects that could not be read
-        self._seen_running = False
+        self._leftover_count = 0  # objects left by an unfinished collection; the next one frees them
+        self._unreadable_keys: set[str] = set()  # keys of objects that could not be read
+        self._was_push_running = False
 
     async def lines(self) -> AsyncIterator[FsckLine]:
         """Yield findings and progress. Raises `Refused` if the store does not answer."""
-        self._watch()
-        self._named = frozenset(await self._fsck.named(self._tenant))
+        self._note_running_push()
+        self._named_versions = frozenset(await self._fsck.list_named_versions(self._tenant))
         keys = {kind: await list_objects(self._store, self._tenant, kind) for kind in _KINDS}
-        self._condemned = frozenset(map(object_name, keys[CONDEMNED])) - self._named
-        for part in (
-            self._each(keys[MANIFESTS], self._check_manifest),
+        self._condemned_versions = frozenset(map(object_name, keys[CONDEMNED])) - self._named_versions
+        for lines in (
+            self._check_each(keys[MANIFESTS], self._check_manifest),
             self._check_named(keys[MANIFESTS]),
             self._check_packs(),
-            self._each(keys[MANIFESTS], self._check_references),
+            self._check_each(keys[MANIFESTS], self._check_references),
             self._check_attestations(keys),
             self._check_inputs(keys[INPUTS]),
-            self._each(keys[PACK_LISTS], self._check_pack_list),
+            self._check_each(keys[PACK_LISTS], self._check_pack_list),
             self._check_unfinished(keys[DRAFTS]),
         ):
-            async for line in part:
+            async for line in lines:
                 yield line
         async for key in self._store.list(f"{self._tenant}/"):
             if not is_object_key(key):
@@ -146,18 +146,18 @@ class _Check:
         unused = [place.length for digest, place in self._places.items() if digest not in used]
         return FsckSummary(
             versions=len(self._manifests),
-            unnamed_versions=len(self._manifests.keys() - self._named),
-            packs=len(self._by_pack),
+            unnamed_versions=len(self._manifests.keys() - self._named_versions),
+            packs=len(self._chunks_by_pack),
             chunks=len(self._places),
             checked_bytes=self._checked_bytes,
             unreferenced_chunks=len(unused),
             unreferenced_bytes=sum(unused),
             findings=findings,
-            leftovers=self._leftovers,
-            pushes_running=self._seen_running,
+            leftovers=self._leftover_count,
+            pushes_running=self._was_push_running,
         )
 
-    async def _each(
+    async def _check_each(
         self, keys: Iterable[str], check: Callable[[str], Awaitable[Iterable[FsckLine]]]
     ) -> AsyncIterator[FsckLine]:
         """Yield the results of `check` for each object. An object that vanished was collected meanwhile; the check of
@@ -169,14 +169,14 @@ class _Check:
             except BlobNotFound:
                 continue
             except BlobUnavailable as error:
-                lines = (self._unreachable(key, error),)
+                lines = (self._unreadable_finding(key, error),)
             for line in lines:
                 yield line
 
-    def _unreachable(self, key: str, error: BlobUnavailable) -> FsckFinding:
-        """Return the finding of an unreadable object. Raise `error` instead after more than `OUT_OF_REACH` of them."""
-        self._out_of_reach.add(key)
-        if len(self._out_of_reach) > MAX_UNREADABLE:
+    def _unreadable_finding(self, key: str, error: BlobUnavailable) -> FsckFinding:
+        """Return the finding of an unreadable object. Raise `error` instead if there are more than MAX_UNREADABLE."""
+        self._unreadable_keys.add(key)
+        if len(self._unreadable_keys) > MAX_UNREADABLE:
             raise error
         mend = "repair the disk or the connection to the store; if that does not help, delete it, then"
         fault = "it or an object that belongs to it can't be read now"
@@ -189,7 +189,7 @@ class _Check:
         except BlobNotFound:
             raise
         except Refused as refused:
-            self._unread.add(version)
+            self._unreadable_versions.add(version)
             if isinstance(refused, BlobUnavailable):
                 raise
             return (FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE),)
@@ -197,9 +197,9 @@ class _Check:
 
     async def _check_named(self, keys: list[str]) -> AsyncIterator[FsckLine]:
         """Find named versions without a manifest. A version that was deleted meanwhile is no fault."""
-        missing = self._named - {object_name(key) for key in keys}
+        missing = self._named_versions - {object_name(key) for key in keys}
         if missing:
-            missing &= frozenset(await self._fsck.named(self._tenant))
+            missing &= frozenset(await self._fsck.list_named_versions(self._tenant))
         for version in sorted(missing):
             fault = "a model names this version, but its manifest is missing"
             mend = f"restore the store from your own copy, {PUSH_AGAIN}, or `kelvin versions delete` it"
@@ -209,13 +209,13 @@ class _Check:
         packs, indexes = [await list_objects(self._store, self._tenant, kind) for kind in (PACKS, INDEX)]
         found = zip(packs, await bounded_gather(self._size, packs), strict=True)
         sizes = {key: size for key, size in found if size is not None}
-        async for line in self._each(sizes, partial(self._check_pack, sum(sizes.values()))):
+        async for line in self._check_each(sizes, partial(self._check_pack, sum(sizes.values()))):
             yield line
-        async for finding in self._without_index():
+        async for finding in self._check_unindexed():
             yield finding
         for key in indexes:
             pack = pack_key(self._tenant, object_name(key))
-            if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
+            if pack not in sizes and not await self._exists(pack) and await self._exists(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
     async def _check_pack(self, total_bytes: int, key: str) -> Iterable[FsckLine]:
@@ -224,37 +224,39 @@ class _Check:
         check = await check_object(self._store, self._tenant, pack, PUSH_AGAIN)
         self._checked_bytes += check.size
         self._places.update(check.places)
-        self._by_pack[pack] = frozenset(check.places)
+        self._chunks_by_pack[pack] = frozenset(check.places)
         if not check.is_indexed:
-            self._unindexed.add(pack)
+            self._unindexed_packs.add(pack)
         total_bytes = max(total_bytes, self._checked_bytes)
         return (*check.findings, FsckProgress(checked_bytes=self._checked_bytes, total_bytes=total_bytes))
 
-    async def _without_index(self) -> AsyncIterator[FsckFinding]:
+    async def _check_unindexed(self) -> AsyncIterator[FsckFinding]:
         """Yield a finding for each pack without an index.
 
         It advises deletion only for a pack that no version can need, because the source of a version may be lost.
         """
-        if not self._unindexed:
+        if not self._unindexed_packs:
             return
-        self._watch()
-        if self._seen_running:  # a push writes a pack shortly before its index
+        self._note_running_push()
+        if self._was_push_running:  # a push writes a pack shortly before its index
             return
         # If a push has ended since its pack was read, the index exists by now.
-        self._unindexed = {pack for pack in self._unindexed if not await self._is_there(index_key(self._tenant, pack))}
+        unindexed = {pack for pack in self._unindexed_packs if not await self._exists(index_key(self._tenant, pack))}
         wanted = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
-        is_lacking = not wanted <= self._places.keys() or not self._named <= self._manifests.keys()
-        indexed = frozenset[str]().union(*(self._by_pack[pack] for pack in self._by_pack.keys() - self._unindexed))
-        for pack in sorted(self._unindexed):
+        are_chunks_missing = not wanted <= self._places.keys() or not self._named_versions <= self._manifests.keys()
+        indexed = frozenset[str]().union(
+            *(self._chunks_by_pack[pack] for pack in self._chunks_by_pack.keys() - unindexed)
+        )
+        for pack in sorted(unindexed):
             # Only the index names a kept file's chunks, so any kept file without one may hold the missing chunks.
-            only_here = wanted & self._by_pack[pack] - indexed
-            has_wanted = not wanted.isdisjoint(self._by_pack[pack])  # a collection then keeps it
-            if not (has_wanted or is_lacking or self._unread):
-                self._leftovers += 1  # a collection frees the index of a pack first
+            only_here = wanted & self._chunks_by_pack[pack] - indexed
+            has_wanted = not wanted.isdisjoint(self._chunks_by_pack[pack])  # a collection then keeps it
+            if not (has_wanted or are_chunks_missing or self._unreadable_versions):
+                self._leftover_count += 1  # a collection frees the index of a pack first
                 continue
-            is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
-            other = f"or delete {pack_key(self._tenant, pack)}"
-            mend = f"{PUSH_AGAIN}, {'keep the pack: a version may need it' if is_needed else other}"
+            is_needed = bool(only_here) or (are_chunks_missing and digest_of_file_pack(pack) is not None)
+            deletion = f"or delete {pack_key(self._tenant, pack)}"
+            mend = f"{PUSH_AGAIN}, {'keep the pack: a version may need it' if is_needed else deletion}"
             fault = "the index of a pack is missing"
             yield FsckFinding(key=index_key(self._tenant, pack), fault=fault, mend=mend)
 
@@ -268,14 +270,14 @@ class _Check:
             for digest, length in wanted.items()
             if digest not in self._places or self._places[digest].length != length
         ]
-        if missing and not await self._is_there(key):
+        if missing and not await self._exists(key):
             return ()  # collected meanwhile, and then its packs
         if missing:
-            some = ", ".join(missing[:NAMED])
-            fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
+            examples = ", ".join(missing[:MAX_NAMED_CHUNKS])
+            fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {examples}"
             mend = f"after the packs above, {PUSH_OR_DELETE}"
-            if any(other.startswith(pack_key(self._tenant, "")) for other in self._out_of_reach):
-                fault = f"{len(missing)} of {len(wanted)} chunks are in none of the packs that can be read: {some}"
+            if any(unreadable_key.startswith(pack_key(self._tenant, "")) for unreadable_key in self._unreadable_keys):
+                fault = f"{len(missing)} of {len(wanted)} chunks are in none of the packs that can be read: {examples}"
                 mend = "make the packs above readable, then check again"
             return (FsckFinding(key=key, fault=fault, mend=mend),)
         fault = "the pinned file {} does not match its digest"
@@ -304,62 +306,62 @@ class _Check:
         existing = {object_name(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
         versions = dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS])
         if not versions.keys() <= existing:
-            self._coming = await asyncio.to_thread(self._fsck.pending_versions, self._tenant)
+            self._pending_versions = await asyncio.to_thread(self._fsck.pending_versions, self._tenant)
         prefixes = [attestations_prefix(self._tenant, version) for version in versions]
-        async for line in self._each(prefixes, partial(self._check_attested, existing)):
+        async for line in self._check_each(prefixes, partial(self._check_attested, existing)):
             yield line
-        for version in sorted(self._manifests.keys() - self._sealed):
+        for version in sorted(self._manifests.keys() - self._sealed_versions):
             key, prefix = manifest_key(self._tenant, version), attestations_prefix(self._tenant, version)
             new = [each async for each in self._store.list(prefix) if each not in keys[ATTESTATIONS]]
-            if not new and await self._is_there(key):  # otherwise it was collected meanwhile
+            if not new and await self._exists(key):  # otherwise it was collected meanwhile
                 yield FsckFinding(key=key, fault="it has no seal", mend=PUSH_AGAIN)
 
     async def _check_attested(self, existing: set[str], prefix: str) -> Iterable[FsckLine]:
         version = prefix.split("/")[2]
         # A publisher's attestation is stored before the commit of its version.
-        is_known = version in existing or version in self._coming
-        missing = not is_known and not await self._is_there(manifest_key(self._tenant, version))
+        is_known = version in existing or version in self._pending_versions
+        missing = not is_known and not await self._exists(manifest_key(self._tenant, version))
         try:
-            entries = await self._fsck.attestations.entries(self._tenant, version)
+            entries = await self._fsck.attestations.list_entries(self._tenant, version)
         except BlobUnavailable:
-            self._sealed.add(version)  # whether it is sealed is unknown now, so it is no finding
+            self._sealed_versions.add(version)  # whether it is sealed is unknown now, so it is no finding
             raise
         found: list[FsckFinding] = []
         for entry in entries:
-            key, fault = prefix + entry.name, entry.fault or _distrust(entry)
+            key, fault = prefix + entry.name, entry.fault or _find_distrust(entry)
             if fault is not None:
                 mend = f"delete it, then {PUSH_AGAIN}"
                 found.append(FsckFinding(key=key, fault=f"an attestation: {fault}", mend=mend))
-            elif missing and version in self._condemned:
-                self._leftovers += 1  # a collection deletes the mark of a version last
+            elif missing and version in self._condemned_versions:
+                self._leftover_count += 1  # a collection deletes the mark of a version last
             elif missing:
-                self._watch()
-                if not self._seen_running:
+                self._note_running_push()
+                if not self._was_push_running:
                     mend = f"delete it, or {PUSH_AGAIN}"
                     found.append(FsckFinding(key=key, fault="its version does not exist", mend=mend))
             if fault is None and entry.name.startswith(SEAL_PREFIX):
-                self._sealed.add(version)
+                self._sealed_versions.add(version)
         return found
 
     async def _check_inputs(self, keys: list[str]) -> AsyncIterator[FsckLine]:
-        async for line in self._each(keys, self._check_input):
+        async for line in self._check_each(keys, self._check_input):
             yield line
-        for version in sorted((self._named & self._manifests.keys()) - self._recorded):
+        for version in sorted((self._named_versions & self._manifests.keys()) - self._versions_with_inputs):
             key = inputs_key(self._tenant, _inputs_of(self._manifests[version]))
-            if not await self._is_there(key):
+            if not await self._exists(key):
                 fault = f"no record of the inputs that {version} was made from"
                 yield FsckFinding(key=key, fault=fault, mend=PUSH_AGAIN)
 
     async def _check_input(self, key: str) -> Iterable[FsckLine]:
         version = (await self._store.read(key)).decode(errors="replace")
-        if version in self._unread:
+        if version in self._unreadable_versions:
             return ()
         if version not in self._manifests:
             fault = f"it names version {version[:64]!r}, which does not exist"
         elif _inputs_of(self._manifests[version]) != object_name(key):
             fault = f"version {version} was made from other inputs"
         else:
-            self._recorded.add(version)
+            self._versions_with_inputs.add(version)
             return ()
         return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it again"),)
 
@@ -368,41 +370,42 @@ class _Check:
         none; and the list of a version that does not exist, because a refused push leaves list and packs to the
         collection.
         """
-        named = decode_pack_list(await self._store.read(key))
-        if named is None:
+        listed_packs = decode_pack_list(await self._store.read(key))
+        if listed_packs is None:
             fault = "it is damaged"
-        elif not self._is_list_of(named, self._manifests.get(object_name(key))):
+        elif not self._is_pack_list_of(listed_packs, self._manifests.get(object_name(key))):
             fault = "it names other packs than those that hold its version"
         else:
             return ()
-        if not await self._is_there(key):
+        if not await self._exists(key):
             return ()
         return (FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it again"),)
 
-    def _is_list_of(self, named: tuple[str, ...], manifest: Manifest | None) -> bool:
+    def _is_pack_list_of(self, listed_packs: tuple[str, ...], manifest: Manifest | None) -> bool:
         """Return whether the named packs exist and hold each verified chunk of a version. An unreadable pack counts as
         existing. Without a manifest there is nothing to hold.
         """
         if manifest is None:
             return True
-        unread = {object_name(key) for key in self._out_of_reach if key.startswith(pack_key(self._tenant, ""))}
+        packs_prefix = pack_key(self._tenant, "")
+        unreadable_packs = {object_name(key) for key in self._unreadable_keys if key.startswith(packs_prefix)}
         wanted = {chunk.digest for chunk in manifest.chunks} & self._places.keys()
-        found = frozenset[str]().union(*(self._by_pack.get(pack, frozenset()) for pack in named))
-        return set(named) <= self._by_pack.keys() | unread and wanted <= found
+        found = frozenset[str]().union(*(self._chunks_by_pack.get(pack, frozenset()) for pack in listed_packs))
+        return set(listed_packs) <= self._chunks_by_pack.keys() | unreadable_packs and wanted <= found
 
     async def _check_unfinished(self, drafts: list[str]) -> AsyncIterator[FsckLine]:
-        for version in self._condemned - self._manifests.keys():
-            self._leftovers += not await self._is_there(manifest_key(self._tenant, version))
-        self._watch()
-        if not self._seen_running:
+        for version in self._condemned_versions - self._manifests.keys():
+            self._leftover_count += not await self._exists(manifest_key(self._tenant, version))
+        self._note_running_push()
+        if not self._was_push_running:
             for key in drafts:
                 fault = "a draft of a push that did not end"
                 yield FsckFinding(key=key, fault=fault, mend=f"delete it, or {PUSH_AGAIN}")
 
-    def _watch(self) -> None:
-        self._seen_running = self._seen_running or self._fsck.is_running(self._tenant)
+    def _note_running_push(self) -> None:
+        self._was_push_running = self._was_push_running or self._fsck.is_running(self._tenant)
 
-    async def _is_there(self, key: str) -> bool:
+    async def _exists(self, key: str) -> bool:
         return await self._size(key) is not None
 
     async def _size(self, key: str) -> int | None:
@@ -414,7 +417,7 @@ class _Check:
             return 0  # it counts as existing; a read will report the fault
 
 
-def _distrust(entry: AttestationEntry) -> str | None:
+def _find_distrust(entry: AttestationEntry) -> str | None:
     """Return why a signed seal is not trusted, else None. A publisher's trust is policy, so it is no fault."""
     if entry.name.startswith(SEAL_PREFIX) and entry.trusted_as is None and entry.key_id is not None:
         return f"{shorten_key_id(entry.key_id)} sealed it, and that key is not trusted here"

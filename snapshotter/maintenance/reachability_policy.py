@@ -86,56 +86,56 @@ def plan_collection(facts: StoreFacts, now_s: float, grace_s: float) -> Collecti
     If no known pack holds a needed chunk, the table of some unknown pack is missing or wrong, so no pack is freed.
     Raises `Refused` (ManifestCorrupt, ManifestMissing) if the manifest of a needed version can't be used.
     """
-    wanted = facts.named | facts.committing
-    unnamed = sorted(facts.manifests.keys() - wanted)
-    since = {version: facts.condemned[version].modified_s for version in unnamed if version in facts.condemned}
-    left_s = {version: since.get(version, now_s) + grace_s - now_s for version in unnamed}
-    dead = {version for version in unnamed if left_s[version] <= 0}
-    kept = facts.manifests.keys() - dead
-    drafts = {
+    used_versions = facts.named | facts.committing
+    unnamed = sorted(facts.manifests.keys() - used_versions)
+    condemned_at_s = {version: facts.condemned[version].modified_s for version in unnamed if version in facts.condemned}
+    left_s = {version: condemned_at_s.get(version, now_s) + grace_s - now_s for version in unnamed}
+    expired = {version for version in unnamed if left_s[version] <= 0}
+    kept = facts.manifests.keys() - expired
+    kept_drafts = {
         version
         for version, draft in facts.drafts.items()
         if version in facts.committing or _is_young(draft.object, now_s, grace_s)
     }
-    live = kept | drafts | facts.committing
-    gone = (dead | facts.drafts.keys()) - live
-    needed = _needed(facts, kept, drafts)
+    live = kept | kept_drafts | facts.committing
+    gone = (expired | facts.drafts.keys()) - live
+    needed = _needed_chunks(facts, kept, kept_drafts)
     reached = needed | facts.declared_digests
     lost = needed - {digest for pack in facts.packs.values() for digest in pack.chunks or ()}
     free = (
         *_auxiliary_to_free(facts.inputs, live, gone, now_s, grace_s),
-        *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
+        *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(expired)),
         *_auxiliary_to_free(facts.attestations, live | facts.pending_versions, gone, now_s, grace_s),
         *_auxiliary_to_free(facts.pack_lists, live, gone, now_s, grace_s),
         # Free a draft after the objects made from it: if the collection ends here, none may refer to a missing draft.
         # Free a manifest before its attestations, because it must not exist without them.
         *(
             _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
-            for version in sorted(facts.drafts.keys() - drafts)
+            for version in sorted(facts.drafts.keys() - kept_drafts)
         ),
         *(
             _freed(condemned_key, facts, version, mark, "its version is gone")
             for version, mark in sorted(facts.condemned.items())
             if version not in kept
         ),
-        *(() if lost else _packs(facts, reached, now_s, grace_s)),
+        *(() if lost else _packs_to_free(facts, reached, now_s, grace_s)),
     )
     freed_keys = {freed.key for freed in free}
-    stay = {pack: found for pack, found in facts.packs.items() if pack_key(facts.tenant, pack) not in freed_keys}
-    lengths = {digest: length for found in stay.values() for digest, length in (found.chunks or {}).items()}
+    kept_packs = {pack: found for pack, found in facts.packs.items() if pack_key(facts.tenant, pack) not in freed_keys}
+    lengths = {digest: length for found in kept_packs.values() for digest, length in (found.chunks or {}).items()}
     return Collection(
-        condemn=tuple(version for version in unnamed if version not in since and version not in dead),
-        unmark=tuple(sorted(facts.condemned.keys() & wanted & facts.manifests.keys())),
-        condemned=tuple(Condemned(version=v, kept_s=max(0, round(left_s[v]))) for v in unnamed if v not in dead),
+        condemn=tuple(version for version in unnamed if version not in condemned_at_s and version not in expired),
+        unmark=tuple(sorted(facts.condemned.keys() & used_versions & facts.manifests.keys())),
+        condemned=tuple(Condemned(version=v, kept_s=max(0, round(left_s[v]))) for v in unnamed if v not in expired),
         free=free,
         versions=len(kept),
-        packs=len(stay),
+        packs=len(kept_packs),
         unreferenced_bytes=sum(length for digest, length in lengths.items() if digest not in reached),
         lost=len(lost),
     )
 
 
-def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
+def _needed_chunks(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
     """Return the chunks of the versions and drafts that stay. Raises as `plan_collection` does."""
     for version in sorted(facts.named):
         if version not in facts.manifests:
@@ -150,7 +150,7 @@ def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> fr
     return frozenset(needed)
 
 
-def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:
+def _packs_to_free(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:
     """Yield packs to free, each after its index. Readers are never offered a pack without an index, but they would be
     offered an index without its pack.
     """
@@ -166,13 +166,13 @@ def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: fl
 
 
 def _auxiliary_to_free(
-    sides: Iterable[AuxiliaryObject], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
+    auxiliaries: Iterable[AuxiliaryObject], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
 ) -> Iterator[Freed]:
     """Yield objects whose version is gone. Young ones stay, unless their version or draft is in `gone`."""
-    for side in sides:
-        is_old = side.version in gone or not _is_young(side.object, now_s, grace_s)
-        if side.version not in live and is_old:
-            yield Freed(key=side.key, nbytes=side.object.nbytes, reason="its version is gone")
+    for auxiliary in auxiliaries:
+        is_old = auxiliary.version in gone or not _is_young(auxiliary.object, now_s, grace_s)
+        if auxiliary.version not in live and is_old:
+            yield Freed(key=auxiliary.key, nbytes=auxiliary.object.nbytes, reason="its version is gone")
 
 
 def _freed(key: Callable[[str, str], str], facts: StoreFacts, name: str, found: ListedObject, reason: str) -> Freed:

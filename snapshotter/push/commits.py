@@ -23,8 +23,8 @@ from snapshotter.push.publisher import Report
 
 log = logging.getLogger(__name__)
 
-RUNNING_LIMIT: Final = 8
-RESULTS_KEPT: Final = 256
+MAX_RUNNING: Final = 8
+MAX_RESULTS: Final = 256
 ABANDONED_S: Final = 60.0  # clients poll every few seconds
 
 Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Committed]]
@@ -33,11 +33,11 @@ Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Co
 @dataclass(slots=True)
 class _Commit:
     tenant: str
-    announced: str  # see `digests_digest`
+    list_digest: str  # see `digest_of_list`
     client: str | None  # the client that started it
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
-    waiters: int = 0  # how many requests wait for it
+    waiter_count: int = 0  # how many requests wait for it
     abandonment: asyncio.TimerHandle | None = None  # runs while no request waits
 
     def report(self, step: CommitStep) -> None:
@@ -46,11 +46,11 @@ class _Commit:
     async def join(self, wait_s: float) -> bool:
         """Wait until the commit ends, for at most `wait_s`. Return whether it ended."""
         self._stop_timer()
-        self.waiters += 1
+        self.waiter_count += 1
         try:
             done, _ = await asyncio.wait({self.task}, timeout=wait_s)
         finally:
-            self.waiters -= 1
+            self.waiter_count -= 1
             self.start_abandon_timer()
         return bool(done)
 
@@ -65,7 +65,7 @@ class _Commit:
 
     def start_abandon_timer(self) -> None:
         """Cancel the commit after ABANDONED_S, unless a request joins it or it ends before that."""
-        if not self.waiters and not self.task.done():
+        if not self.waiter_count and not self.task.done():
             self._stop_timer()
             self.abandonment = asyncio.get_running_loop().call_later(ABANDONED_S, self.task.cancel)
 
@@ -76,7 +76,7 @@ class _Commit:
 
 
 class Commits:
-    """The running commits, at most RUNNING_LIMIT. Its owner must close it: that cancels commits, and a retry resumes
+    """The running commits, at most MAX_RUNNING. Its owner must close it: that cancels commits, and a retry resumes
     them.
 
     Beyond its first commit a tenant may run at most as many as it leaves free (dynamic thresholds, see
@@ -98,18 +98,18 @@ class Commits:
         return any(commit.tenant == tenant for commit in self._running())
 
     async def try_join(
-        self, tenant: str, plan_id: str, announced: str, wait_s: float, client: str | None = None
+        self, tenant: str, plan_id: str, list_digest: str, wait_s: float, client: str | None = None
     ) -> Committed | Committing | None:
         """Return the result of the plan's commit, or its step after `wait_s`; None if there is none or it was
         cancelled.
 
-        `announced` is the `digests_digest` of the caller's chunks. Raises the commit's failure once (the next call
+        `list_digest` is the `digest_of_list` of the caller's chunks. Raises the commit's failure once (the next call
         starts it again), and `Refused(Conflict)` if the plan is being committed with other chunks.
         """
         commit = self._commits.get(plan_id)
         if commit is None or commit.tenant != tenant:
             return None
-        if commit.announced != announced:
+        if commit.list_digest != list_digest:
             raise Refused(Conflict("commit", "the plan is being committed with other chunks"))
         if not await commit.join(wait_s):
             return Committing(step=commit.step)
@@ -122,10 +122,10 @@ class Commits:
         """Start the commit of a plan for `client`. The plan must have none. Raises `Refused(Overloaded)`."""
         assert record.plan_id not in self._commits
         running = self._running()
-        of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
-        if of_tenant >= free:
-            raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
-        commit = _Commit(record.tenant, digests_digest(digests), client)
+        tenant_count, free_count = sum(each.tenant == record.tenant for each in running), MAX_RUNNING - len(running)
+        if tenant_count >= free_count:
+            raise Refused(Overloaded("the list of running commits", MAX_RUNNING, 5.0))
+        commit = _Commit(record.tenant, digest_of_list(digests), client)
         commit.task = asyncio.create_task(
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
         )
@@ -152,11 +152,11 @@ class Commits:
 
     def _forget_old(self) -> None:
         done = [plan_id for plan_id, commit in self._commits.items() if commit.task.done()]
-        for plan_id in done[: max(0, len(self._commits) - RESULTS_KEPT)]:
+        for plan_id in done[: max(0, len(self._commits) - MAX_RESULTS)]:
             del self._commits[plan_id]
 
 
-def digests_digest(digests: Iterable[str]) -> str:
+def digest_of_list(digests: Iterable[str]) -> str:
     """Return the digest of a list of chunks. It is kept instead of the list, which may take 80 MB."""
     return blake3(",".join(digests).encode()).hexdigest()
 

@@ -23,13 +23,13 @@ REGISTRY_S: Final = REGISTRY.timeout_s
 
 
 T = TypeVar("T")
-PEER: Final = "the engine"
+ENGINE_NAME: Final = "the engine"
 
 
 class JobExecutor(Protocol):
     """The executor of a push's jobs: the control plane or an engine, with the same paths."""
 
-    async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
+    async def call(self, method: str, path: str, result: type[T], *, body: object | None = None, timeout_s: float) -> T:
         """Run a job and return its result. Raises `Refused`: the job's own refusal, or Unavailable."""
         ...
 
@@ -43,29 +43,31 @@ class StandaloneEngine:
     def __repr__(self) -> str:
         return f"<StandaloneEngine {self._run}>"
 
-    async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
-        """Run a job on the engine, as `Judge.call` specifies."""
+    async def call(self, method: str, path: str, result: type[T], *, body: object | None = None, timeout_s: float) -> T:
+        """Run a job on the engine, as `JobExecutor.call` specifies."""
         try:
             directory = SocketDirectory(self._run, is_ours=False)
         except OSError as error:
-            raise Refused(Unavailable(PEER)) from error
+            raise Refused(Unavailable(ENGINE_NAME)) from error
         with closing(directory):
-            client = ServiceClient(directory, ENGINE_SOCKET, PEER, limit=1)
+            client = ServiceClient(directory, ENGINE_SOCKET, ENGINE_NAME, limit=1)
             try:
-                return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
+                return await client.call(method, path, result, body=body, timeout_s=timeout_s)
             finally:
                 await client.close()
 
 
 class GateJobs:
-    """The calls to the control plane, or to `judge` for gate and seal jobs. Each call may be repeated.
+    """The calls to the control plane, or to `executor` for gate and seal jobs. Each call may be repeated.
 
     All calls raise `Refused`: the job's own refusal, or Unavailable.
     """
 
-    def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: JobExecutor | None = None) -> None:
+    def __init__(
+        self, client: ServiceClient, gate_s: float, seal_s: float, executor: JobExecutor | None = None
+    ) -> None:
         self._client = client
-        self._judge: JobExecutor = client if judge is None else judge
+        self._executor: JobExecutor = client if executor is None else executor
         self._gate_s = gate_s
         self._seal_s = seal_s
 
@@ -74,11 +76,11 @@ class GateJobs:
 
     async def gate(self, job: GateJob) -> GateFacts:
         """Decide whether the architecture may be served."""
-        return await self._judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
+        return await self._executor.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Bind the draft and record its known answers."""
-        return await self._judge.call(
+        return await self._executor.call(
             "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
         )
 
@@ -92,12 +94,12 @@ class GateJobs:
         )
         return answer
 
-    async def list_named(self, tenant: str) -> tuple[str, ...]:
+    async def list_named_versions(self, tenant: str) -> tuple[str, ...]:
         """Return every version that a model of the tenant names."""
         path = f"/internal/v1/versions?tenant={tenant}"
         return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions
 
-    async def limits(self, tenant: str) -> TenantLimits:
+    async def read_limits(self, tenant: str) -> TenantLimits:
         """Return the tenant's own limits, where they differ from the installation's settings."""
         return await self._client.call(
             "GET", f"/internal/v1/tenants/{tenant}/limits", TenantLimits, timeout_s=REGISTRY_S

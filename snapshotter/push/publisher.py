@@ -37,18 +37,25 @@ from kelvin.contracts.serving.control_messages import VersionRegistration
 from snapshotter.intake.plan_record import KeptFile, PlanRecord
 from snapshotter.intake.policy.kept_tensorizer import FilePart, file_parts
 from snapshotter.intake.policy.layout import group_into_packs
-from snapshotter.intake.request_limits import KeyedLocks
+from snapshotter.intake.tenant_call_limits import KeyedLocks
 from snapshotter.push.gate_jobs import GateJobs
 from snapshotter.push.staging import Staging
 from snapshotter.store.attestation_store import AttestationStore
 from snapshotter.store.catalog import Catalog
-from snapshotter.store.pack_check import ensure_object, has_digest, holds, try_file_index, verify_file, verify_pack
+from snapshotter.store.pack_check import (
+    ensure_object,
+    has_content,
+    has_digest,
+    try_file_index,
+    verify_file,
+    verify_pack,
+)
 
 Report = Callable[[CommitStep], None]
 _BLOCK: Final = 8 << 20
-_CHUNKS_HELD: Final = 4
+_MAX_CACHED_CHUNKS: Final = 4
 
-_key_id: ContextVar[str] = ContextVar("pushed_by", default="")
+_caller_key_id: ContextVar[str] = ContextVar("pushed_by", default="")
 
 
 def set_caller_key(key_id: str) -> None:
@@ -57,7 +64,7 @@ def set_caller_key(key_id: str) -> None:
 
     The key is not part of the plan, whose id is the digest of its content.
     """
-    _key_id.set(key_id)
+    _caller_key_id.set(key_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,62 +90,65 @@ class KeptFileReader:
         self._kept = record.kept
         count = len(record.file_digests)
         self._parts = file_parts(record.chunks[count:], digests[count:], self._kept.size)
-        self._held: OrderedDict[str, bytes] = OrderedDict()
-        self._seen: set[str] = set()
+        self._cache: OrderedDict[str, bytes] = OrderedDict()
+        self._verified: set[str] = set()
 
     async def blocks(self) -> AsyncIterator[bytes]:
         """Yield the file. Raises `Refused`: Conflict if a staged chunk was lost, ArtifactRejected if the file differs
         from the announced one.
         """
-        whole = blake3()
+        hasher = blake3()
         block = bytearray()
         for part in self._parts:
             block += await self._read(part)
             if len(block) >= _BLOCK:
-                yield await asyncio.to_thread(_absorbed, whole, block)
+                yield await asyncio.to_thread(_hash_block, hasher, block)
                 block = bytearray()
-        last = await asyncio.to_thread(_absorbed, whole, block)
-        if whole.hexdigest() != self._kept.digest:
+        last = await asyncio.to_thread(_hash_block, hasher, block)
+        if hasher.hexdigest() != self._kept.digest:
             rule = "its tensors and the bytes between them do not match the file's digest"
             raise Refused(ArtifactRejected(self._kept.path, rule))
         yield last
 
     async def _read(self, part: FilePart) -> bytes:
         digest = part.digest or self._kept.rest
-        if digest in self._seen and digest not in self._held:  # scattered tensors: don't read the whole chunk again
-            return await asyncio.to_thread(self._staging.read_part, *self._staged(digest), part.offset, part.length)
-        data = self._held.get(digest) or await self._check_in(digest)
-        self._held.move_to_end(digest)
+        if (
+            digest in self._verified and digest not in self._cache
+        ):  # scattered tensors: don't read the whole chunk again
+            key = self._staging_key(digest)
+            return await asyncio.to_thread(self._staging.read_chunk_part, *key, part.offset, part.length)
+        data = self._cache.get(digest) or await self._read_verified(digest)
+        self._cache.move_to_end(digest)
         return data[part.offset : part.offset + part.length]
 
-    async def _check_in(self, digest: str) -> bytes:
-        data = await asyncio.to_thread(self._staging.read, *self._staged(digest))
+    async def _read_verified(self, digest: str) -> bytes:
+        data = await asyncio.to_thread(self._staging.read_chunk, *self._staging_key(digest))
         if not await has_digest(data, digest):
-            raise await _discard_lost(self._staging, self._record, digest)
-        self._seen.add(digest)
-        self._held[digest] = data
-        while len(self._held) > _CHUNKS_HELD:
-            self._held.popitem(last=False)
+            raise await _discard_damaged(self._staging, self._record, digest)
+        self._verified.add(digest)
+        self._cache[digest] = data
+        while len(self._cache) > _MAX_CACHED_CHUNKS:
+            self._cache.popitem(last=False)
         return data
 
-    def _staged(self, digest: str) -> tuple[str, str, str]:
+    def _staging_key(self, digest: str) -> tuple[str, str, str]:
         return self._record.tenant, self._record.plan_id, digest
 
 
-async def _discard_lost(staging: Staging, record: PlanRecord, damaged: str) -> Refused:
+async def _discard_damaged(staging: Staging, record: PlanRecord, damaged_digest: str) -> Refused:
     """Discard the staged chunk `damaged` and all other damaged chunks of the push. Return the refusal to raise. A power
     cut damages many chunks at once. The client then requests the missing chunks and sends all of them in one round.
     """
-    await asyncio.to_thread(staging.discard, record.tenant, damaged)
+    await asyncio.to_thread(staging.discard_chunk, record.tenant, damaged_digest)
     for digest in await asyncio.to_thread(staging.staged_digests, record.tenant, record.plan_id):
-        data = await asyncio.to_thread(staging.read, record.tenant, record.plan_id, digest)
+        data = await asyncio.to_thread(staging.read_chunk, record.tenant, record.plan_id, digest)
         if not await has_digest(data, digest):
-            await asyncio.to_thread(staging.discard, record.tenant, digest)
+            await asyncio.to_thread(staging.discard_chunk, record.tenant, digest)
     return Refused(Conflict("commit", "chunks were lost after they were sent: send them again"))
 
 
-def _absorbed(whole: blake3, block: bytearray) -> bytes:
-    whole.update(block)
+def _hash_block(hasher: blake3, block: bytearray) -> bytes:
+    hasher.update(block)
     return bytes(block)
 
 
@@ -160,12 +170,12 @@ class Publisher:
         self._jobs = jobs
         self._pack_bytes = pack_bytes
         self._attestations = attestations
-        self._tenants = KeyedLocks()
-        self._versions = KeyedLocks()
-        self._under_way: list[RunningCommit] = []
+        self._tenant_locks = KeyedLocks()
+        self._version_locks = KeyedLocks()
+        self._running: list[RunningCommit] = []
 
     def __repr__(self) -> str:
-        return f"<Publisher packing={len(self._tenants)} sealing={len(self._versions)}>"
+        return f"<Publisher packing={len(self._tenant_locks)} sealing={len(self._version_locks)}>"
 
     async def exists(self, tenant: str, version: str) -> bool:
         """Return whether readers can see the version."""
@@ -186,44 +196,42 @@ class Publisher:
         manifest = record.manifest(digests)
         raw = encode_manifest(manifest)
         version = version_of(raw)
-        with self._protected(RunningCommit(record.tenant, version, frozenset(digests))):
-            async with self._tenants.hold(record.tenant):
-                holdings = await self._catalog.holdings(record.tenant)
-                new = loose = holdings.find_missing(record.wanted(digests))
-                if record.kept is not None and record.kept.digest not in holdings:
+        with self._track_running(RunningCommit(record.tenant, version, frozenset(digests))):
+            async with self._tenant_locks.hold(record.tenant):
+                stored = await self._catalog.stored_chunks(record.tenant)
+                missing = to_pack = stored.find_missing(record.chunk_lengths(digests))
+                if record.kept is not None and record.kept.digest not in stored:
                     await self._keep_file(record, record.kept, digests, report)
-                    loose = holdings.find_missing(record.loose(digests))
-                for chunks in group_into_packs(loose.items(), self._pack_bytes):
+                    to_pack = stored.find_missing(record.pinned_chunk_lengths(digests))
+                for chunks in group_into_packs(to_pack.items(), self._pack_bytes):
                     await self._write_pack(record, chunks, report)
                 await self._write_pack_list(record.tenant, version, digests)
-            async with self._versions.hold(f"{record.tenant}/{version}"):
-                inputs = record.inputs(digests)
+            async with self._version_locks.hold(f"{record.tenant}/{version}"):
+                inputs = record.digest_of_inputs(digests)
                 created, resealed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
             report(CommitStep.PUBLISHING)
             await self._store.delete(condemned_key(record.tenant, version))  # left if the version was deleted before
             registration = _registration(record, version, manifest)
-            registered = await self._jobs.register(registration)
-            if registered is not None and registered.fault is not None:
+            result = await self._jobs.register(registration)
+            if result is not None and result.fault is not None:
                 report(CommitStep.VERIFYING)
-                await self._check_faulty(registration, digests, registered.fault, resealed=resealed)
-                registered = await self._jobs.register(structs.replace(registration, checked=True))
+                await self._check_after_failed_restore(registration, digests, result.fault, is_resealed=resealed)
+                result = await self._jobs.register(structs.replace(registration, checked=True))
         return Committed(
             model=record.model,
             version=version,
             created=created,
             total_bytes=manifest.total_bytes,
-            new_chunks=len(new),
-            restored=registered is not None and registered.was_deleted,
-            start_problem=None
-            if registered is None or registered.start_problem is None
-            else registered.start_problem.message,
+            new_chunks=len(missing),
+            restored=result is not None and result.was_deleted,
+            start_problem=None if result is None or result.start_problem is None else result.start_problem.message,
         )
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
         """Store a seal that a replica recorded for an unsealed fingerprint. One at a time for a version. Raises
         NotFound, ManifestMissing.
         """
-        async with self._versions.hold(f"{tenant}/{seal.version}"):
+        async with self._version_locks.hold(f"{tenant}/{seal.version}"):
             await self._attestations.add_seal(tenant, seal)
 
     @asynccontextmanager
@@ -231,50 +239,50 @@ class Publisher:
         """Keep commits of the tenant from writing packs in the block. Yields the running commits. Each waits to write
         packs, or has written them and is not registered yet.
         """
-        async with self._tenants.hold(tenant):
-            yield tuple(each for each in self._under_way if each.tenant == tenant)
+        async with self._tenant_locks.hold(tenant):
+            yield tuple(each for each in self._running if each.tenant == tenant)
 
     @contextmanager
-    def _protected(self, under_way: RunningCommit) -> Iterator[None]:
+    def _track_running(self, commit: RunningCommit) -> Iterator[None]:
         """Protect what the commit needs from collections."""
-        self._under_way.append(under_way)
+        self._running.append(commit)
         try:
             yield
         finally:
-            self._under_way.remove(under_way)
+            self._running.remove(commit)
 
-    async def _check_faulty(
-        self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, resealed: bool
+    async def _check_after_failed_restore(
+        self, registration: VersionRegistration, digests: tuple[str, ...], fault: str, *, is_resealed: bool
     ) -> None:
         """Read all chunks of a version after a failed restore.
 
         Raises `Refused(Conflict)` if a chunk is damaged. Also raises it if known answers or an attestation failed and
         this push has not sealed the version again: good chunks don't prove that these are good now.
         """
-        what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
-        if fault in NON_CHUNK_CODES and not resealed:
-            hint = f"send one request to MODEL@{version.version[:12]}, where MODEL is the model that failed"
+        object_name, failed = f"version {registration.version[:12]}", f"its last restore failed ({fault})"
+        if fault in NON_CHUNK_CODES and not is_resealed:
+            hint = f"send one request to MODEL@{registration.version[:12]}, where MODEL is the model that failed"
             rule = f"{failed}, and this push did not seal it again: {hint}"
-            raise Refused(Conflict(what, rule))
-        places = await self._catalog.places(version.tenant)
+            raise Refused(Conflict(object_name, rule))
+        places = await self._catalog.chunk_places(registration.tenant)
 
         async def check(digest: str) -> None:
             try:
                 place = places[digest]
-                data = await read_chunk(self._store, pack_key(version.tenant, place.pack), place)
+                data = await read_chunk(self._store, pack_key(registration.tenant, place.pack), place)
             except (KeyError, BlobNotFound, BlobShort):
                 data = b""
             if not await has_digest(data, digest):
                 rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` shows how to repair it"
-                raise Refused(Conflict(what, rule))
+                raise Refused(Conflict(object_name, rule))
 
-        await bounded_gather(check, dict.fromkeys(digests), _CHUNKS_HELD)
+        await bounded_gather(check, dict.fromkeys(digests), _MAX_CACHED_CHUNKS)
 
     async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
         report(CommitStep.PACKING)
         entries = assign_offsets(chunks)
         footer = encode_footer(entries)
-        pack = await self._digest(record, entries, footer)
+        pack = await self._digest_of_pack(record, entries, footer)
         key = pack_key(record.tenant, pack)
         for attempt in (1, 2):
             await self._store.put_if_absent(key, self._pieces(record, entries, footer))
@@ -319,22 +327,22 @@ class Publisher:
 
     async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:
         """Write the list of the version's packs, so that readers need not read all of the tenant's indexes."""
-        places = await self._catalog.places(tenant)
+        places = await self._catalog.chunk_places(tenant)
         packs = {places[digest].pack for digest in digests if digest in places}
         await self._ensure_object(pack_list_key(tenant, version), encode_pack_list(packs))
 
-    async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
+    async def _digest_of_pack(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
         """Return the digest of the pack to write. Verifies each staged chunk, since a power cut may have lost its
         bytes.
         """
-        whole = blake3()
+        hasher = blake3()
         for entry in entries:
             data = await self._read_staged(record, entry.digest)
-            digest = await asyncio.to_thread(_absorb, whole, data)
+            digest = await asyncio.to_thread(_hash_chunk, hasher, data)
             if digest != entry.digest or len(data) != entry.length:
-                raise await _discard_lost(self._staging, record, entry.digest)
-        whole.update(footer)
-        return whole.hexdigest()
+                raise await _discard_damaged(self._staging, record, entry.digest)
+        hasher.update(footer)
+        return hasher.hexdigest()
 
     async def _pieces(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> AsyncIterator[bytes]:
         for entry in entries:
@@ -342,39 +350,39 @@ class Publisher:
         yield footer
 
     async def _read_staged(self, record: PlanRecord, digest: str) -> bytes:
-        return await asyncio.to_thread(self._staging.read, record.tenant, record.plan_id, digest)
+        return await asyncio.to_thread(self._staging.read_chunk, record.tenant, record.plan_id, digest)
 
     async def _ensure_version(
-        self, tenant: str, version: str, content: Manifest, inputs: str, report: Report
+        self, tenant: str, version: str, manifest: Manifest, inputs_name: str, report: Report
     ) -> tuple[bool, bool]:
         """Return whether this call created and whether it sealed the version. A good seal is kept."""
-        raw = encode_manifest(content)
-        draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
+        raw = encode_manifest(manifest)
+        draft, published = draft_key(tenant, version), manifest_key(tenant, version)
         sealed = await self._attestations.is_sealed(tenant, version)
-        created, is_there = False, sealed and await holds(self._store, manifest, raw)
+        created, is_there = False, sealed and await has_content(self._store, published, raw)
         if not is_there:
             try:
                 await self._ensure_object(draft, raw)
                 if not sealed:
                     report(CommitStep.SEALING)
-                    await self._seal(tenant, version, content)
+                    await self._seal(tenant, version, manifest)
                 # Write the manifest last, so that a reader never sees half a version.
-                created = await self._ensure_object(manifest, raw)
+                created = await self._ensure_object(published, raw)
             except Refused:
                 await self._store.delete(draft)
                 raise
-        await self._ensure_object(inputs_key(tenant, inputs), recognised)
+        await self._ensure_object(inputs_key(tenant, inputs_name), version.encode())
         await self._store.delete(draft)
         return created, not sealed
 
-    async def _seal(self, tenant: str, version: str, content: Manifest) -> None:
-        total, distinct = content.total_bytes, sum({chunk.digest: chunk.length for chunk in content.chunks}.values())
+    async def _seal(self, tenant: str, version: str, manifest: Manifest) -> None:
+        total, distinct = manifest.total_bytes, sum({chunk.digest: chunk.length for chunk in manifest.chunks}.values())
         # An older control plane does not know `distinct_bytes`, so send it only if it differs.
         job = SealJob(
             tenant=tenant, version=version, total_bytes=total, distinct_bytes=distinct if distinct < total else 0
         )
         seal = await self._jobs.seal(job)
-        await self._attestations.keep_seal(tenant, version, seal)
+        await self._attestations.store_seal(tenant, version, seal)
 
     async def _ensure_object(self, key: str, raw: bytes) -> bool:
         return await ensure_object(self._store, key, raw, ChunkCorrupt(version_of(raw), "store"))
@@ -394,10 +402,10 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         max_positions=record.gate.max_positions,
         kind=record.engine.kind,
         signature=record.signature,
-        pushed_by=_key_id.get(),
+        pushed_by=_caller_key_id.get(),
     )
 
 
-def _absorb(whole: blake3, data: bytes) -> str:
-    whole.update(data)
+def _hash_chunk(hasher: blake3, data: bytes) -> str:
+    hasher.update(data)
     return blake3(data).hexdigest()

@@ -1,6 +1,6 @@
 """The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. `routes.py` serves them.
 
-Tenants take turns: calls in `intake/request_limits.py`, commits in `commits.py`, jobs in `kelvin/ipc/engine_jobs.py`.
+Tenant limits: calls in `intake/tenant_call_limits.py`, commits in `commits.py`, jobs in `kelvin/ipc/engine_jobs.py`.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from snapshotter.intake.policy.kept_tensorizer import KeptTensorizer
 from snapshotter.intake.policy.layout import Layout, assemble, lay_out, pads_are_zero
 from snapshotter.intake.policy.model_config import check_tokenizer_fits
 from snapshotter.intake.policy.predictor_intake import predictor_facts
-from snapshotter.intake.policy.quota import make_room
+from snapshotter.intake.policy.quota import choose_dropped_pushes
 from snapshotter.intake.policy.version_inputs import choose_sealing
-from snapshotter.intake.request_limits import BodyBudget, KeyedLocks, RequestLimiter
-from snapshotter.push.commits import Commits, digests_digest
+from snapshotter.intake.tenant_call_limits import BodyBudget, CallLimiter, KeyedLocks
+from snapshotter.push.commits import Commits, digest_of_list
 from snapshotter.push.gate_jobs import GateJobs
 from snapshotter.push.publisher import Publisher, Report
 from snapshotter.push.staging import Staging
@@ -48,17 +48,17 @@ from snapshotter.store.tenant_cache import TenantCache
 
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
-PLANS_AT_ONCE: Final = 2
-PLAN_TURN_S: Final = 120.0  # wait for a turn; a judge without an answer may hold one for longer (KELVIN_GATE_S)
-ROOM_BYTES: Final = 3 * PLAN_BYTES  # for bodies and large responses, half of it per tenant; more for large chunks
-RECORDS_AT_ONCE: Final = 4  # plans that are read from disk; a large one takes some 150 MB
-CHUNKS_AT_ONCE: Final = 16
+MAX_PLANS: Final = 2
+PLAN_WAIT_S: Final = 120.0  # wait for a turn; a judge without an answer may hold one for longer (KELVIN_GATE_S)
+BUDGET_BYTES: Final = 3 * PLAN_BYTES  # for bodies and large responses, half of it per tenant; more for large chunks
+MAX_RECORDS: Final = 4  # plans that are read from disk; a large one takes some 150 MB
+MAX_CHUNKS: Final = 16
 COMMIT_WAIT_S: Final = 5.0
-PLACES_KEPT: Final = 32
+MAX_DECLARED_PUSHES: Final = 32
 MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request without file contents; MAX_PATHS paths take a third of it
-_COMMAS_OF_FILE: Final = 16  # per file in a plan request, at most: between its fields, and some in its path
-REHEARSALS_KEPT: Final = 8
-PARTS_KEPT: Final = 600_000  # chunks and tensors of plans in memory: some 250 MB
+_MAX_COMMAS_PER_FILE: Final = 16  # per file in a plan request, at most: between its fields, and some in its path
+MAX_DRY_RUNS: Final = 8
+MAX_CACHED_PARTS: Final = 600_000  # chunks and tensors of plans in memory: some 250 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class PushLimits:
 
 
 # All places of a chunk in the plan, by the digest that the client announced.
-_Places = dict[str, list[PlannedChunk]]
+_PlacesByDigest = dict[str, list[PlannedChunk]]
 
 
 class Pushes:
@@ -94,16 +94,16 @@ class Pushes:
         self._attestations = attestations
         self.commits = Commits(self._publish)
         # In memory: whole plans, lists of digests, chunks until they are staged, responses until they are read.
-        room_bytes = max(ROOM_BYTES, CHUNKS_AT_ONCE * limits.chunk_bytes)
-        self.body_room = BodyBudget("the memory for bodies of pushes", room_bytes)
-        self.plan_turns = RequestLimiter("the list of plans being judged", PLANS_AT_ONCE)
-        self.chunk_turns = RequestLimiter("the list of chunks being stored", CHUNKS_AT_ONCE)
-        self.record_turns = RequestLimiter("the list of plans being read", RECORDS_AT_ONCE)
-        self._declared = TenantCache[_Places](PLACES_KEPT, PARTS_KEPT)
+        budget_bytes = max(BUDGET_BYTES, MAX_CHUNKS * limits.chunk_bytes)
+        self.body_budget = BodyBudget("the memory for bodies of pushes", budget_bytes)
+        self.plan_limiter = CallLimiter("the list of plans being judged", MAX_PLANS)
+        self.chunk_limiter = CallLimiter("the list of chunks being stored", MAX_CHUNKS)
+        self.record_limiter = CallLimiter("the list of plans being read", MAX_RECORDS)
+        self._declared_places = TenantCache[_PlacesByDigest](MAX_DECLARED_PUSHES, MAX_CACHED_PARTS)
         # Plans of dry runs. They never reach the disk, so they need no clean-up.
-        self._rehearsals = TenantCache[PlanRecord](REHEARSALS_KEPT, PARTS_KEPT)
+        self._dry_runs = TenantCache[PlanRecord](MAX_DRY_RUNS, MAX_CACHED_PARTS)
         # A tenant's quota is decided for one push at a time.
-        self._quotas = KeyedLocks()
+        self._quota_locks = KeyedLocks()
 
     def __repr__(self) -> str:
         return f"<Pushes {self._staging!r} {self.commits!r}>"
@@ -114,11 +114,11 @@ class Pushes:
         require_dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
         # Check this before the layout: headers may claim any size.
-        if (need := intake.total_bytes) > (most := self._limits.max_version_bytes):
-            raise Refused(CapacityExceeded("bytes of one version", need, most))
-        facts = await self._examine(tenant, intake)
+        if (needed_bytes := intake.total_bytes) > (max_bytes := self._limits.max_version_bytes):
+            raise Refused(CapacityExceeded("bytes of one version", needed_bytes, max_bytes))
+        facts = await self._judge_architecture(tenant, intake)
         sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes, intake.signature)
-        layout, first = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
+        layout, file_chunks = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
         record = PlanRecord(
             plan_id="",
             tenant=tenant,
@@ -130,21 +130,22 @@ class Pushes:
             files=layout.files,
             tensors=layout.tensors,
             chunks=layout.chunks,
-            file_digests=first.digests,
+            file_digests=file_chunks.digests,
             gate=facts,
             signature=sealing.signature,
-            kept=_kept(intake.whole),
+            kept=_kept_file(intake.kept_tensorizer),
         )
         if request.dry_run:
-            record = await asyncio.to_thread(record.named, "dry run")
-            self._rehearsals.put(tenant, record.plan_id, record, len(record.chunks) + len(record.tensors))
-            return record.answer()
-        record = await asyncio.to_thread(record.named)
-        contents = first.contents() | ({intake.whole.rest_digest: intake.whole.rest} if intake.whole else {})
-        await asyncio.to_thread(self._staging.open, record, contents, time.time())
-        return record.answer()
+            record = await asyncio.to_thread(record.with_id, "dry run")
+            self._dry_runs.put(tenant, record.plan_id, record, len(record.chunks) + len(record.tensors))
+            return record.to_plan()
+        record = await asyncio.to_thread(record.with_id)
+        kept = intake.kept_tensorizer
+        contents = file_chunks.contents() | ({} if kept is None else {kept.rest_digest: kept.rest})
+        await asyncio.to_thread(self._staging.open_plan, record, contents, time.time())
+        return record.to_plan()
 
-    async def _examine(self, tenant: str, intake: Intake) -> GateFacts:
+    async def _judge_architecture(self, tenant: str, intake: Intake) -> GateFacts:
         if intake.signature is not None:
             return predictor_facts()
         facts = await self._jobs.gate(_gate_job(tenant, intake))
@@ -153,47 +154,49 @@ class Pushes:
 
     async def find_missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
         """Return the chunks that the client has to send: in no pack of the tenant, and not staged. Opens the push,
-        unless it is a dry run. The caller holds one of `record_turns`.
+        unless it is a dry run. The caller holds a permit of `record_limiter`.
         """
-        rehearsed = self._rehearsals.get(tenant, plan_id)
-        record = rehearsed or await self._load(tenant, plan_id)
+        dry_run = self._dry_runs.get(tenant, plan_id)
+        record = dry_run or await self._load(tenant, plan_id)
         record.check_digests(request.digests)
-        push = await asyncio.to_thread(record.named, request.digests)
-        limit = await self._limit(tenant)
-        async with self._quotas.hold(tenant):
+        push = await asyncio.to_thread(record.with_id, request.digests)
+        limit = await self._storage_limit(tenant)
+        async with self._quota_locks.hold(tenant):
             # In this order: a chunk that is packed in between appears in both, and counts once.
             open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, push.plan_id, time.time())
-            holdings = await self._catalog.holdings(tenant)
+            stored = await self._catalog.stored_chunks(tenant)
             publisher_objects = await self._attestations.publisher_objects(tenant)
-            keeps = record.kept is not None and record.kept.digest not in holdings
-            stores = record.declaration(request.digests, keeps).stores()
-            idle = make_room(
-                holdings.stored_bytes + sum(publisher_objects.values()), holdings, stores, open_promises, limit
+            has_file_to_write = record.kept is not None and record.kept.digest not in stored
+            added_bytes = record.to_declaration(request.digests, has_file_to_write).added_bytes()
+            idle = choose_dropped_pushes(
+                stored.stored_bytes + sum(publisher_objects.values()), stored, added_bytes, open_promises, limit
             )
-            needed = find_unstaged(record, request.digests, holdings)
+            needed = find_unstaged(record, request.digests, stored)
             staged = await asyncio.to_thread(self._staging.find_staged, tenant, needed)
-            staged.update(record.staged_by_plan())  # also for a dry run, which stages nothing
-            await asyncio.to_thread(self._staging.check_room, _bytes_without(needed, staged))
-            if rehearsed is None:
+            staged.update(record.digests_staged_by_plan())  # also for a dry run, which stages nothing
+            await asyncio.to_thread(self._staging.check_free_space, _unstaged_bytes(needed, staged))
+            if dry_run is None:
                 await self._drop_idle(tenant, idle, limit)
-                staged = await self._open(push, request.digests, needed, keeps)
+                staged = await self._open_push(push, request.digests, needed, has_file_to_write)
         version = await asyncio.to_thread(lambda: version_of(encode_manifest(record.manifest(request.digests))))
         return Missing(
-            plan_id=plan_id if rehearsed else push.plan_id,
+            plan_id=plan_id if dry_run else push.plan_id,
             digests=tuple(digest for digest in needed if digest not in staged),
             version=version,
             exists=await self._publisher.exists(tenant, version),
         )
 
-    async def _limit(self, tenant: str) -> int:
-        own = (await self._jobs.limits(tenant)).store_bytes
+    async def _storage_limit(self, tenant: str) -> int:
+        own = (await self._jobs.read_limits(tenant)).store_bytes
         return self._limits.tenant_store_bytes if own is None else own
 
-    async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:
+    async def _open_push(
+        self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], has_file_to_write: bool
+    ) -> set[str]:
         """Declare the push. Return those of the `needed` chunks that are staged."""
         self.commits.forget(push.plan_id)  # a result of an earlier push
-        await asyncio.to_thread(self._staging.declare, push, digests, time.time(), keeps)
-        self._remember(push, digests)
+        await asyncio.to_thread(self._staging.open_push, push, digests, time.time(), has_file_to_write)
+        self._cache_places(push, digests)
         staged = await asyncio.to_thread(self._staging.link_staged, push.tenant, push.plan_id, needed)
         if push.kept is not None and push.kept.rest in needed.keys() - staged:
             raise Refused(NotFound("plan", push.plan_id))  # dropped meanwhile; only a new plan stages it again
@@ -210,13 +213,13 @@ class Pushes:
         places = await self._places(tenant, plan_id, digest)
         await asyncio.to_thread(_check_chunk, places, digest, data)
         await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
-        await asyncio.to_thread(self._staging.put, tenant, plan_id, digest, data)
+        await asyncio.to_thread(self._staging.put_chunk, tenant, plan_id, digest, data)
 
     async def manifest(self, tenant: str, plan_id: str) -> bytes:
         """Return the manifest of an open push's version, for its signer. Raises NotFound, Conflict before `missing`."""
-        async with self.record_turns.take(tenant, PLAN_TURN_S):
+        async with self.record_limiter.hold_permit(tenant, PLAN_WAIT_S):
             record = await self._load(tenant, plan_id)
-            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.read_declared, tenant, plan_id)
             return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
 
     async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
@@ -225,38 +228,38 @@ class Pushes:
         """
         version = version_of(await self.manifest(tenant, plan_id))
         objects = self._attestations.statement_objects(tenant, version, request)
-        limit = await self._limit(tenant)
-        async with self._quotas.hold(tenant):
+        limit = await self._storage_limit(tenant)
+        async with self._quota_locks.hold(tenant):
             open_promises = await asyncio.to_thread(self._staging.open_promises, tenant, "", time.time())
-            holdings = await self._catalog.holdings(tenant)
+            stored = await self._catalog.stored_chunks(tenant)
             publisher_objects = await self._attestations.publisher_objects(tenant)
             new = {key: len(raw) for key, raw in objects.items() if key not in publisher_objects}
-            idle = make_room(
-                holdings.stored_bytes + sum(publisher_objects.values()), holdings, new, open_promises, limit
+            idle = choose_dropped_pushes(
+                stored.stored_bytes + sum(publisher_objects.values()), stored, new, open_promises, limit
             )
             await self._drop_idle(tenant, idle, limit)
             await self._attestations.add_statement(tenant, version, objects)
 
     async def commit(
-        self, tenant: str, plan_id: str, announced: str, client: str | None = None
+        self, tenant: str, plan_id: str, list_digest: str, client: str | None = None
     ) -> Committed | Committing:
-        """Publish the version, or return the step of its commit. `announced` is the `digests_digest` of the chunks,
+        """Publish the version, or return the step of its commit. `list_digest` is the `digest_of_list` of the chunks,
         `client` the caller's name: see `Commits`.
         """
-        answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
+        answer = await self.commits.try_join(tenant, plan_id, list_digest, COMMIT_WAIT_S, client)
         if answer is not None:
             return answer
-        await self._start_commit(tenant, plan_id, announced, client)
-        answer = await self.commits.try_join(tenant, plan_id, announced, COMMIT_WAIT_S, client)
+        await self._start_commit(tenant, plan_id, list_digest, client)
+        answer = await self.commits.try_join(tenant, plan_id, list_digest, COMMIT_WAIT_S, client)
         if answer is None:  # cancelled because this process ends
             raise Refused(Unavailable("the snapshotter"))
         return answer
 
-    async def _start_commit(self, tenant: str, plan_id: str, announced: str, client: str | None) -> None:
-        async with self.record_turns.take(tenant, PLAN_TURN_S):
+    async def _start_commit(self, tenant: str, plan_id: str, list_digest: str, client: str | None) -> None:
+        async with self.record_limiter.hold_permit(tenant, PLAN_WAIT_S):
             record = await self._load(tenant, plan_id)
-            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
-            if await asyncio.to_thread(digests_digest, digests) != announced:
+            digests = await asyncio.to_thread(self._staging.read_declared, tenant, plan_id)
+            if await asyncio.to_thread(digest_of_list, digests) != list_digest:
                 raise Refused(
                     Conflict("commit", "these are not the chunks of this push: request the missing chunks first")
                 )
@@ -271,15 +274,15 @@ class Pushes:
         except Refused as refused:
             # A full store is not the push's fault. It continues once there is room.
             if not (refused.failure.retryable or isinstance(refused.failure, Conflict | CapacityExceeded)):
-                await self._forget(record)
+                await self._drop_with_plan(record)
             raise
-        await self._forget(record)
+        await self._drop_with_plan(record)
         return committed
 
-    async def _forget(self, record: PlanRecord) -> None:
+    async def _drop_with_plan(self, record: PlanRecord) -> None:
         """Drop the push and the plan that it began with."""
         await self._drop(record.tenant, record.plan_id)
-        await self._drop(record.tenant, (await asyncio.to_thread(record.named)).plan_id)
+        await self._drop(record.tenant, (await asyncio.to_thread(record.with_id)).plan_id)
 
     async def _drop_idle(self, tenant: str, plan_ids: tuple[str, ...], limit: int) -> None:
         """Drop pushes that were idle when they were chosen. Raises `Refused(Overloaded)` if the client of one is active
@@ -288,60 +291,60 @@ class Pushes:
         for plan_id in plan_ids:
             if not await asyncio.to_thread(self._staging.drop_idle, tenant, plan_id, time.time()):
                 raise Refused(Overloaded("the tenant's storage quota", limit, 1.0, "bytes"))
-            self._declared.drop(tenant, plan_id)
+            self._declared_places.drop(tenant, plan_id)
 
     async def _drop(self, tenant: str, plan_id: str) -> None:
-        self._declared.drop(tenant, plan_id)
+        self._declared_places.drop(tenant, plan_id)
         await asyncio.to_thread(self._staging.drop, tenant, plan_id)
 
     async def _load(self, tenant: str, plan_id: str) -> PlanRecord:
-        record = await asyncio.to_thread(self._staging.load, tenant, plan_id)
+        record = await asyncio.to_thread(self._staging.load_plan, tenant, plan_id)
         await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
         return record
 
     async def _places(self, tenant: str, plan_id: str, digest: str) -> list[PlannedChunk]:
-        declared = self._declared.get(tenant, plan_id)
+        declared = self._declared_places.get(tenant, plan_id)
         if declared is None:  # this process started after the client's `missing` call
-            declared = await self._recall(tenant, plan_id)
+            declared = await self._load_places(tenant, plan_id)
         if digest not in declared:
             raise Refused(InvalidRequest("digest", digest[:64], "is not a chunk of this plan"))
         return declared[digest]
 
-    async def _recall(self, tenant: str, plan_id: str) -> _Places:
-        async with self.record_turns.take(tenant, PLAN_TURN_S):
-            if (declared := self._declared.get(tenant, plan_id)) is not None:  # another request loaded it meanwhile
+    async def _load_places(self, tenant: str, plan_id: str) -> _PlacesByDigest:
+        async with self.record_limiter.hold_permit(tenant, PLAN_WAIT_S):
+            if (declared := self._declared_places.get(tenant, plan_id)) is not None:  # another request loaded it
                 return declared
             record = await self._load(tenant, plan_id)
-            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
-            return self._remember(record, digests)
+            digests = await asyncio.to_thread(self._staging.read_declared, tenant, plan_id)
+            return self._cache_places(record, digests)
 
-    def _remember(self, record: PlanRecord, digests: tuple[str, ...]) -> _Places:
-        declared: _Places = {}
+    def _cache_places(self, record: PlanRecord, digests: tuple[str, ...]) -> _PlacesByDigest:
+        declared: _PlacesByDigest = {}
         for digest, chunk in zip(digests, record.chunks, strict=True):
             declared.setdefault(digest, []).append(chunk)
-        self._declared.put(record.tenant, record.plan_id, declared, len(digests))
+        self._declared_places.put(record.tenant, record.plan_id, declared, len(digests))
         return declared
 
 
-class _WithBetween(Struct, frozen=True):
+class _RawWhole(Struct, frozen=True):
     between: Raw = Raw(b"")
 
 
-class _WithContents(Struct, frozen=True):
+class _RawFile(Struct, frozen=True):
     content: Raw = Raw(b"")
     header: Raw = Raw(b"")
-    whole: _WithBetween | None = None
+    whole: _RawWhole | None = None
 
     def nbytes(self) -> int:
         found = (self.content, self.header, *(() if self.whole is None else (self.whole.between,)))
         return sum(memoryview(each).nbytes for each in found)
 
 
-class _Files(Struct, frozen=True):
+class _RawFiles(Struct, frozen=True):
     """The contents of files in a plan request, as raw slices of its body."""
 
-    small_files: tuple[_WithContents, ...] = ()
-    weights: tuple[_WithContents, ...] = ()
+    small_files: tuple[_RawFile, ...] = ()
+    weights: tuple[_RawFile, ...] = ()
 
 
 def _decode_plan(body: bytes | bytearray) -> PlanRequest:
@@ -349,9 +352,9 @@ def _decode_plan(body: bytes | bytearray) -> PlanRequest:
     memory, and a text with one wide character four times its bytes. File contents are base64, so they have no wide
     character.
     """
-    if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
+    if body.count(b",") > MAX_PATHS * _MAX_COMMAS_PER_FILE:
         raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))
-    files = decode(body, _Files)
+    files = decode(body, _RawFiles)
     if len(body) - sum(file.nbytes() for file in (*files.small_files, *files.weights)) > MAX_TEXT_BYTES:
         what = "(without the contents of files)"
         raise Refused(InvalidRequest("body", what, f"may take at most {MAX_TEXT_BYTES} bytes"))
@@ -359,7 +362,7 @@ def _decode_plan(body: bytes | bytearray) -> PlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstChunks:
+class _FileChunks:
     """The chunks of the pinned files. They are made here from the judged files, so that a client can't send others."""
 
     digests: tuple[str, ...]
@@ -369,19 +372,19 @@ class _FirstChunks:
         return dict(zip(self.digests, self.data, strict=True))
 
 
-def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tuple[Layout, _FirstChunks]:
+def _lay_out(intake: Intake, first_use: tuple[str, ...], chunk_bytes: int) -> tuple[Layout, _FileChunks]:
     files = [(file, blake3(file.content).hexdigest()) for file in intake.files]
     layout = lay_out(files, intake.tensors, first_use, chunk_bytes)
     contents = {file.path: file.content for file in intake.files}
     data = tuple(assemble(chunk, contents) for chunk in layout.chunks[: layout.file_chunks])
-    return layout, _FirstChunks(tuple(blake3(chunk).hexdigest() for chunk in data), data)
+    return layout, _FileChunks(tuple(blake3(chunk).hexdigest() for chunk in data), data)
 
 
-def _bytes_without(chunks: dict[str, int], staged: set[str]) -> int:
+def _unstaged_bytes(chunks: dict[str, int], staged: set[str]) -> int:
     return sum(length for digest, length in chunks.items() if digest not in staged)
 
 
-def _kept(whole: KeptTensorizer | None) -> KeptFile | None:
+def _kept_file(whole: KeptTensorizer | None) -> KeptFile | None:
     if whole is None:
         return None
     return KeptFile(

@@ -24,7 +24,7 @@ from kelvin.contracts.names import is_dns_label
 from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.contracts.wire import decode, encode
 from snapshotter.intake.plan_record import ID_HEX, Declaration, PlanRecord
-from snapshotter.intake.policy.quota import Promise
+from snapshotter.intake.policy.quota import PromisedBytes
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Staging:
         self._plans_per_tenant = plans_per_tenant
         self._pins: Counter[str] = Counter()
         # Held from the last check of an idle push until it is renamed, so that no commit starts in between.
-        self._removing = threading.Lock()
+        self._removal_lock = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_unfinished()
 
@@ -54,44 +54,47 @@ class Staging:
     @contextmanager
     def pin(self, plan_id: str) -> Iterator[None]:
         """Keep the plan during the block, whatever its age and the free space."""
-        with self._removing:
+        with self._removal_lock:
             self._pins[plan_id] += 1
         try:
             yield
         finally:
-            with self._removing:
+            with self._removal_lock:
                 self._pins[plan_id] -= 1
                 self._pins += Counter()  # forget zeros
 
-    def open(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
+    def open_plan(self, record: PlanRecord, first_chunks: Mapping[str, bytes], now_s: float) -> None:
         """Store the plan and its first chunks. Idempotent. `now_s` is wall clock."""
-        with _translated("plan", record.plan_id):
+        with _translate_errors("plan", record.plan_id):
             if not self._path(record.tenant, record.plan_id).exists():
                 self._make_room_for_plan(record.tenant)
         chunks = {f"chunks/{digest}": data for digest, data in first_chunks.items()}
         self._ensure(record, {_PLAN: encode(record), **chunks}, now_s)
 
-    def load(self, tenant: str, plan_id: str) -> PlanRecord:
+    def load_plan(self, tenant: str, plan_id: str) -> PlanRecord:
         """Return the plan. Raises `Refused(NotFound)` for an unknown plan, and for another tenant's."""
-        with _translated("plan", plan_id):
+        with _translate_errors("plan", plan_id):
             raw = (self._path(tenant, plan_id) / _PLAN).read_bytes()
         try:
             return decode(raw, PlanRecord)
         except Refused:
             raise Refused(NotFound("plan", plan_id)) from None  # truncated by a power cut: the client plans again
 
-    def declare(self, push: PlanRecord, digests: tuple[str, ...], now_s: float, keeps: bool = False) -> None:
+    def open_push(
+        self, push: PlanRecord, digests: tuple[str, ...], now_s: float, has_file_to_write: bool = False
+    ) -> None:
         """Open a push of these chunks; only they are accepted. Idempotent. `now_s` is wall clock.
 
-        With `keeps`, the push's file still has to be written. Raises `Refused(Overloaded)` if the tenant has too many
-        pushes and all are in use.
+        With `has_file_to_write`, the push's file is not stored yet. Raises `Refused(Overloaded)` if the tenant has too
+        many pushes and all are in use.
         """
-        with _translated("plan", push.plan_id):
+        with _translate_errors("plan", push.plan_id):
             if not self._path(push.tenant, push.plan_id).exists():
                 self._make_room_for_push(push.tenant, now_s)
-        self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(push.declaration(digests, keeps))}, now_s)
+        declaration = push.to_declaration(digests, has_file_to_write)
+        self._ensure(push, {_PLAN: encode(push), _DECLARED: encode(declaration)}, now_s)
 
-    def check_room(self, nbytes: int) -> None:
+    def check_free_space(self, nbytes: int) -> None:
         """Raise `Refused(CapacityExceeded)` if the disk has less space than that."""
         try:
             free = shutil.disk_usage(self._root).free
@@ -100,26 +103,26 @@ class Staging:
         if nbytes > free:
             raise Refused(CapacityExceeded("bytes on the staging disk", nbytes, free))
 
-    def declared(self, tenant: str, plan_id: str) -> tuple[str, ...]:
-        """Return the declared chunks of the push. Raises `Refused(Conflict)` before `declare`."""
-        declaration = self._declaration(self._path(tenant, plan_id))
+    def read_declared(self, tenant: str, plan_id: str) -> tuple[str, ...]:
+        """Return the declared chunks of the push. Raises `Refused(Conflict)` before `open_push`."""
+        declaration = self._try_read_declaration(self._path(tenant, plan_id))
         if declaration is None:
             raise Refused(Conflict("chunk", "request the missing chunks first"))
         return declaration.digests
 
-    def open_promises(self, tenant: str, excluded_id: str, now_s: float) -> list[Promise]:
-        """Return what the tenant's pushes other than `but` may still send, the longest idle first."""
-        found: list[Promise] = []
-        with _translated("plan", excluded_id):
-            for plan in sorted(self._plans(tenant), key=_mtime):
-                if plan.name == excluded_id or (declaration := self._declaration(plan)) is None:
+    def open_promises(self, tenant: str, excluded_id: str, now_s: float) -> list[PromisedBytes]:
+        """Return what the tenant's pushes other than `excluded_id` may still send, the longest idle first."""
+        found: list[PromisedBytes] = []
+        with _translate_errors("plan", excluded_id):
+            for plan in sorted(self._plans(tenant), key=_active_at_s):
+                if plan.name == excluded_id or (declaration := self._try_read_declaration(plan)) is None:
                     continue
-                found.append(Promise(plan.name, declaration.stores(), self._is_free(plan, now_s)))
+                found.append(PromisedBytes(plan.name, declaration.added_bytes(), self._is_idle(plan, now_s)))
         return found
 
-    def put(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
+    def put_chunk(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
         """Stage a chunk whose digest the caller has checked. Idempotent."""
-        with _translated("plan", plan_id):
+        with _translate_errors("plan", plan_id):
             _write_whole(self._path(tenant, plan_id) / "chunks" / digest, data)
 
     def find_staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
@@ -134,36 +137,36 @@ class Staging:
 
     def link_staged(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
         """Link chunks of the tenant's other pushes into this one. Return those of `wanted` that it then has."""
-        mine = self._path(tenant, plan_id) / "chunks"
-        with _translated("plan", plan_id):
-            missing = set(wanted) - {entry.name for entry in os.scandir(mine)}
-            for other in self._plans(tenant):
-                for digest in missing & {entry.name for entry in _scan(other / "chunks")}:
+        own_chunks = self._path(tenant, plan_id) / "chunks"
+        with _translate_errors("plan", plan_id):
+            missing = set(wanted) - {entry.name for entry in os.scandir(own_chunks)}
+            for other_push in self._plans(tenant):
+                for digest in missing & {entry.name for entry in _scan(other_push / "chunks")}:
                     try:
-                        os.link(other / "chunks" / digest, mine / digest)
+                        os.link(other_push / "chunks" / digest, own_chunks / digest)
                     except (FileExistsError, FileNotFoundError):
                         continue  # sent or dropped meanwhile; the client sends what is missing
-            return set(wanted) & {entry.name for entry in os.scandir(mine)}
+            return set(wanted) & {entry.name for entry in os.scandir(own_chunks)}
 
-    def read(self, tenant: str, plan_id: str, digest: str) -> bytes:
+    def read_chunk(self, tenant: str, plan_id: str, digest: str) -> bytes:
         """Return a staged chunk, which the caller verifies. Raises `Refused(Conflict)` if it is missing."""
-        with _reading(digest):
+        with _translate_read_errors(digest):
             return (self._path(tenant, plan_id) / "chunks" / digest).read_bytes()
 
-    def read_part(self, tenant: str, plan_id: str, digest: str, offset: int, length: int) -> bytes:
-        """Return part of a staged chunk, or fewer bytes if it ends earlier. Raises as `read` does."""
-        with _reading(digest), (self._path(tenant, plan_id) / "chunks" / digest).open("rb") as file:
+    def read_chunk_part(self, tenant: str, plan_id: str, digest: str, offset: int, length: int) -> bytes:
+        """Return part of a staged chunk, or fewer bytes if it ends earlier. Raises as `read_chunk` does."""
+        with _translate_read_errors(digest), (self._path(tenant, plan_id) / "chunks" / digest).open("rb") as file:
             return os.pread(file.fileno(), length, offset)
 
-    def discard(self, tenant: str, digest: str) -> None:
+    def discard_chunk(self, tenant: str, digest: str) -> None:
         """Remove a damaged chunk from all of the tenant's pushes."""
-        with _translated("chunk", digest):
+        with _translate_errors("chunk", digest):
             for plan in self._plans(tenant):
                 (plan / "chunks" / digest).unlink(missing_ok=True)
 
     def touch(self, tenant: str, plan_id: str, now_s: float) -> None:
         """Mark the push as active. Raises `Refused(NotFound)`."""
-        with _translated("plan", plan_id):
+        with _translate_errors("plan", plan_id):
             os.utime(self._path(tenant, plan_id), (now_s, now_s))
 
     def drop(self, tenant: str, plan_id: str) -> None:
@@ -178,7 +181,7 @@ class Staging:
 
         Return whether it is gone. Raises `Refused(Unavailable)` if the disk fails.
         """
-        with _translated("plan", plan_id):
+        with _translate_errors("plan", plan_id):
             return self._remove_idle(self._path(tenant, plan_id), now_s, IDLE_S)
 
     def declared_digests(self, tenant: str) -> set[str]:
@@ -190,7 +193,7 @@ class Staging:
         found: set[str] = set()
         for plan_id, digests in self._pushes(tenant):
             try:
-                manifest = self.load(tenant, plan_id).manifest(digests)
+                manifest = self.load_plan(tenant, plan_id).manifest(digests)
             except Refused as refused:
                 if not isinstance(refused.failure, NotFound):
                     raise
@@ -201,30 +204,30 @@ class Staging:
     def _pushes(self, tenant: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield the id and the digests of each open push."""
         for plan in self._plans(tenant):
-            if (declaration := self._declaration(plan)) is not None:
+            if (declaration := self._try_read_declaration(plan)) is not None:
                 yield plan.name, declaration.digests
 
-    def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
+    def sweep(self, now_s: float, max_age_s: float, only_tenant: str | None = None) -> int:
         """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many.
 
-        With `only`, sweep that tenant alone. Raises `Refused(Unavailable)` if the root can't be read.
+        With `only_tenant`, sweep that tenant alone. Raises `Refused(Unavailable)` if the root can't be read.
         """
         dropped = 0
         for tenant in self._tenants():
-            if only not in (None, tenant.name):
+            if only_tenant not in (None, tenant.name):
                 continue
             try:
-                hidden = [entry for entry in _scan(tenant) if entry.name.startswith(".")]
-                unfinished = [Path(entry) for entry in hidden if entry.is_dir(follow_symlinks=False)]
-                found = (*self._plans(tenant.name), *unfinished)
+                hidden_entries = [entry for entry in _scan(tenant) if entry.name.startswith(".")]
+                unfinished = [Path(entry) for entry in hidden_entries if entry.is_dir(follow_symlinks=False)]
+                candidates = (*self._plans(tenant.name), *unfinished)
             except Refused:
                 log.warning("a tenant's pushes can't be listed", extra={"tenant": tenant.name})
                 continue
-            for path in found:
+            for path in candidates:
                 try:
-                    if now_s < _mtime(path) < float("inf"):  # touched while the clock was fast
+                    if now_s < _active_at_s(path) < float("inf"):  # touched while the clock was fast
                         os.utime(path, (now_s, now_s))
-                    if now_s - _mtime(path) <= max_age_s:
+                    if now_s - _active_at_s(path) <= max_age_s:
                         continue
                     dropped += self._remove_idle(path, now_s, max_age_s)
                 except OSError as error:
@@ -236,24 +239,24 @@ class Staging:
         for tenant in self._tenants():
             plans = self._plans(tenant.name)
             pushes = [plan for plan in plans if _is_push(plan)]
-            for what in (pushes, [plan for plan in plans if plan not in pushes]):
-                assert len(what) <= self._plans_per_tenant, f"{tenant.name} has {what}"
+            for group in (pushes, [plan for plan in plans if plan not in pushes]):
+                assert len(group) <= self._plans_per_tenant, f"{tenant.name} has {group}"
             for plan in plans:
-                assert self.load(tenant.name, plan.name).plan_id == plan.name
+                assert self.load_plan(tenant.name, plan.name).plan_id == plan.name
 
     def _ensure(self, record: PlanRecord, files: Mapping[str, bytes], now_s: float) -> None:
         """Create the record's directory with these files, or repair one that a power cut damaged."""
         path = self._path(record.tenant, record.plan_id)
-        with _translated("plan", record.plan_id):
+        with _translate_errors("plan", record.plan_id):
             if path.exists():
                 for name, data in files.items():
-                    if not _holds(path / name, data):
+                    if not _has_content(path / name, data):
                         _write_whole(path / name, data)
             else:
-                self._make(path, files)
+                self._create(path, files)
         self.touch(record.tenant, record.plan_id, now_s)
 
-    def _make(self, path: Path, files: Mapping[str, bytes]) -> None:
+    def _create(self, path: Path, files: Mapping[str, bytes]) -> None:
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             (draft / "chunks").mkdir(parents=True)
@@ -265,7 +268,7 @@ class Staging:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # otherwise another request created it
                 raise
 
-    def _declaration(self, plan: Path) -> Declaration | None:
+    def _try_read_declaration(self, plan: Path) -> Declaration | None:
         try:
             return decode((plan / _DECLARED).read_bytes(), Declaration)
         except (FileNotFoundError, NotADirectoryError):
@@ -276,12 +279,12 @@ class Staging:
             return None
 
     def _make_room_for_plan(self, tenant: str) -> None:
-        plans = sorted((plan for plan in self._plans(tenant) if not _is_push(plan)), key=_mtime)
+        plans = sorted((plan for plan in self._plans(tenant) if not _is_push(plan)), key=_active_at_s)
         for plan in plans[: max(0, len(plans) + 1 - self._plans_per_tenant)]:
             _remove(plan)
 
     def _make_room_for_push(self, tenant: str, now_s: float) -> None:
-        pushes = sorted((plan for plan in self._plans(tenant) if _is_push(plan)), key=_mtime)
+        pushes = sorted((plan for plan in self._plans(tenant) if _is_push(plan)), key=_active_at_s)
         excess = len(pushes) + 1 - self._plans_per_tenant
         for push in pushes:
             if excess > 0 and self._remove_idle(push, now_s, IDLE_S):
@@ -294,15 +297,15 @@ class Staging:
 
         Return whether it is gone. Raises OSError if the disk fails.
         """
-        with self._removing:
-            if push.exists() and (self._pins[push.name] or now_s - _mtime(push) < idle_s):
+        with self._removal_lock:
+            if push.exists() and (self._pins[push.name] or now_s - _active_at_s(push) < idle_s):
                 return False
-            hidden = _hide(push)
+            hidden = _rename_hidden(push)
         shutil.rmtree(hidden, ignore_errors=True)
         return True
 
-    def _is_free(self, push: Path, now_s: float) -> bool:
-        return not self._pins[push.name] and now_s - _mtime(push) >= IDLE_S
+    def _is_idle(self, push: Path, now_s: float) -> bool:
+        return not self._pins[push.name] and now_s - _active_at_s(push) >= IDLE_S
 
     def _remove_unfinished(self) -> None:
         """Remove unfinished entries of a killed process: names with a dot. Readers ignore those that remain."""
@@ -346,7 +349,7 @@ def _scan(path: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
         raise Refused(Unavailable("the staging disk")) from error
 
 
-def _mtime(path: Path) -> float:
+def _active_at_s(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -358,10 +361,10 @@ def _remove(directory: Path) -> None:
 
     It may be gone already. Raises OSError if the disk fails.
     """
-    shutil.rmtree(_hide(directory), ignore_errors=True)
+    shutil.rmtree(_rename_hidden(directory), ignore_errors=True)
 
 
-def _hide(directory: Path) -> Path:
+def _rename_hidden(directory: Path) -> Path:
     """Rename a directory to a name that readers ignore. Return the new path; nothing is there if it was gone."""
     hidden = directory.with_name(f".gone.{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):
@@ -369,7 +372,7 @@ def _hide(directory: Path) -> Path:
     return hidden
 
 
-def _holds(path: Path, data: bytes) -> bool:
+def _has_content(path: Path, data: bytes) -> bool:
     try:
         return path.read_bytes() == data
     except FileNotFoundError:
@@ -387,7 +390,7 @@ def _write_whole(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _reading(digest: str) -> Iterator[None]:
+def _translate_read_errors(digest: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -397,12 +400,12 @@ def _reading(digest: str) -> Iterator[None]:
 
 
 @contextmanager
-def _translated(kind: str, name: str) -> Iterator[None]:
+def _translate_errors(kind: str, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
         raise Refused(NotFound(kind, name)) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the same failure as in `check_room`
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the same failure as in `check_free_space`
             raise Refused(CapacityExceeded("bytes on the staging disk", 1, 0)) from error
         raise Refused(Unavailable("the staging disk")) from error

@@ -34,8 +34,8 @@ from kelvin.crypto.trust_roots import Trust
 from snapshotter.store.pack_check import ensure_object
 from snapshotter.store.tenant_cache import TenantCache
 
-ORIGINS_KEPT: Final = 32  # publishers' statements about one version
-_TENANTS_KEPT: Final = 64
+MAX_ORIGINS: Final = 32  # publishers' statements about one version
+_MAX_TENANTS: Final = 64
 
 
 async def explain_absence(store: BlobStore, tenant: str, version: str) -> Failure:
@@ -56,7 +56,7 @@ class AttestationStore:
         self._store = store
         self._signer = signer
         self._trust = trust
-        self._sizes = TenantCache[Mapping[str, int]](_TENANTS_KEPT)
+        self._known_sizes = TenantCache[Mapping[str, int]](_MAX_TENANTS)
 
     def __repr__(self) -> str:
         return f"<AttestationStore {self._signer!r}>"
@@ -69,12 +69,12 @@ class AttestationStore:
                 return True
         return False
 
-    async def keep_seal(self, tenant: str, version: str, seal: SealAttestation) -> None:
+    async def store_seal(self, tenant: str, version: str, seal: SealAttestation) -> None:
         """Sign a seal and store it. Raises ProbeFailed if it is for another version."""
         if seal.version != version:
             raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
         raw = self._signer.attest(version, SEAL_TYPE, seal)
-        await self._put(attestation_key(tenant, version, seal.fingerprint), raw, version)
+        await self._ensure_stored(attestation_key(tenant, version, seal.fingerprint), raw, version)
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
         """Store a replica's seal, unless its fingerprint has a good one. Raises NotFound, ManifestMissing."""
@@ -83,13 +83,13 @@ class AttestationStore:
         except BlobNotFound:
             raise Refused(await explain_absence(self._store, tenant, seal.version)) from None
         if not await self._is_good_seal(attestation_key(tenant, seal.version, seal.fingerprint), seal.version):
-            await self.keep_seal(tenant, seal.version, seal)
+            await self.store_seal(tenant, seal.version, seal)
 
     async def publisher_objects(self, tenant: str) -> Mapping[str, int]:
         """Return publishers' statements and bundles for all versions: sizes by key. Sizes are cached, since names are
         digests.
         """
-        known = self._sizes.get(tenant, ATTESTATIONS) or {}
+        known = self._known_sizes.get(tenant, ATTESTATIONS) or {}
 
         async def stat_size(key: str) -> tuple[str, int] | None:
             try:
@@ -100,36 +100,36 @@ class AttestationStore:
         named = await list_objects(self._store, tenant, ATTESTATIONS)
         keys = [key for key in named if object_name(key).startswith((BUNDLE_PREFIX, ORIGIN_PREFIX))]
         sizes = dict([found for found in await bounded_gather(stat_size, keys) if found is not None])
-        self._sizes.put(tenant, ATTESTATIONS, sizes)
+        self._known_sizes.put(tenant, ATTESTATIONS, sizes)
         return sizes
 
-    def statement_objects(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:
+    def statement_objects(self, tenant: str, version: str, request: AttestRequest) -> dict[str, bytes]:
         """Return the objects of a publisher's statement about a version that is being pushed: its bundle, then the
         statement. Raises ArtifactRejected if it is not signed, is about another version, or is too large.
         """
-        if len(wish.envelope) > MAX_ORIGIN_BYTES or len(wish.bundle or b"") > MAX_BUNDLE_BYTES:
+        if len(request.envelope) > MAX_ORIGIN_BYTES or len(request.bundle or b"") > MAX_BUNDLE_BYTES:
             rule = f"it has more than {MAX_ORIGIN_BYTES} bytes, or its bundle more than {MAX_BUNDLE_BYTES}"
             raise Refused(ArtifactRejected("attestation", rule))
         try:
-            statement_objects, _ = read_origin(wish.envelope, version)
+            predicate, _ = read_origin(request.envelope, version)
         except Refused as refused:
             if not isinstance(refused.failure, AttestationInvalid):
                 raise
             raise Refused(ArtifactRejected("attestation", refused.failure.reason)) from refused
-        if statement_objects.bundle != (None if wish.bundle is None else blake3(wish.bundle).hexdigest()):
+        if predicate.bundle != (None if request.bundle is None else blake3(request.bundle).hexdigest()):
             raise Refused(ArtifactRejected("attestation", "the bundle is not the one that it names"))
-        bundle = {} if wish.bundle is None else {bundle_key(tenant, version, wish.bundle): wish.bundle}
-        return bundle | {origin_key(tenant, version, wish.envelope): wish.envelope}
+        bundle = {} if request.bundle is None else {bundle_key(tenant, version, request.bundle): request.bundle}
+        return bundle | {origin_key(tenant, version, request.envelope): request.envelope}
 
     async def add_statement(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
         """Store the objects of `statement_objects`. Raises CapacityExceeded."""
         existing = [found async for found in self._store.list(attestations_prefix(tenant, version) + ORIGIN_PREFIX)]
-        if len(existing) >= ORIGINS_KEPT and not objects.keys() & set(existing):
-            raise Refused(CapacityExceeded("statements about a version", len(existing) + 1, ORIGINS_KEPT))
+        if len(existing) >= MAX_ORIGINS and not objects.keys() & set(existing):
+            raise Refused(CapacityExceeded("statements about a version", len(existing) + 1, MAX_ORIGINS))
         for key, raw in objects.items():
-            await self._put(key, raw, version)
+            await self._ensure_stored(key, raw, version)
 
-    async def entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
+    async def list_entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
         """Return a version's attestations with their verdicts, in order of names."""
         found: list[AttestationEntry] = []
         bundles: set[str] = set()
@@ -148,8 +148,8 @@ class AttestationStore:
         fault = key_id = None
         try:
             if name.startswith(ORIGIN_PREFIX):
-                statement_objects, key_id = read_origin(raw, version)
-                bundles |= {statement_objects.bundle} if statement_objects.bundle else set()
+                predicate, key_id = read_origin(raw, version)
+                bundles |= {predicate.bundle} if predicate.bundle else set()
                 expected = origin_key(tenant, version, raw)
             elif name.startswith(BUNDLE_PREFIX):
                 fault = None if blake3(raw).hexdigest() in bundles else "no statement of a publisher names it"
@@ -179,6 +179,6 @@ class AttestationStore:
             raise
         return key_id is not None and self._trust.name_of(key_id) is not None
 
-    async def _put(self, key: str, raw: bytes, version: str) -> None:
+    async def _ensure_stored(self, key: str, raw: bytes, version: str) -> None:
         lost = AttestationInvalid(version, "the store does not return what was written")
         await ensure_object(self._store, key, raw, lost)

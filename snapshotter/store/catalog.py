@@ -17,7 +17,7 @@ from kelvin.contracts.errors import Refused
 from snapshotter.intake.plan_record import PlanRecord
 from snapshotter.store.tenant_cache import TenantCache
 
-_TENANTS_KEPT: Final = 64
+_MAX_TENANTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class StoredChunks:
     files: frozenset[str]
     stored_bytes: int
 
-    def find_missing(self, wanted: Mapping[str, int]) -> dict[str, int]:
-        """Return those of `wanted` (digest -> length) that no pack holds, in order."""
-        return {digest: length for digest, length in wanted.items() if not self._holds(digest, length)}
+    def find_missing(self, length_by_digest: Mapping[str, int]) -> dict[str, int]:
+        """Return those of `length_by_digest` that no pack holds, in order."""
+        return {digest: length for digest, length in length_by_digest.items() if not self._holds(digest, length)}
 
     def __contains__(self, digest: object) -> bool:
         """Return whether it is a chunk in a pack or a kept file."""
@@ -43,15 +43,17 @@ class StoredChunks:
         return place is not None and place.length == length
 
 
-def find_unstaged(record: PlanRecord, digests: tuple[str, ...], holdings: StoredChunks) -> dict[str, int]:
+def find_unstaged(record: PlanRecord, digests: tuple[str, ...], stored: StoredChunks) -> dict[str, int]:
     """Return what a push needs staged before its commit (digest -> length). These are chunks that no pack holds. A kept
     file that is not stored yet needs all of its chunks, because it is written as a whole.
     """
     kept = record.kept
-    if kept is None or kept.digest in holdings:
-        return holdings.find_missing(record.wanted(digests))
+    if kept is None or kept.digest in stored:
+        return stored.find_missing(record.chunk_lengths(digests))
     return (
-        {kept.rest: kept.rest_bytes} | holdings.find_missing(record.loose(digests)) | record.file_index(digests).lengths
+        {kept.rest: kept.rest_bytes}
+        | stored.find_missing(record.pinned_chunk_lengths(digests))
+        | record.file_index(digests).lengths
     )
 
 
@@ -68,12 +70,12 @@ class Catalog:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._packs = TenantCache[dict[str, _Pack]](_TENANTS_KEPT)
+        self._packs = TenantCache[dict[str, _Pack]](_MAX_TENANTS)
 
     def __repr__(self) -> str:
         return f"<Catalog tenants={len(self._packs)}>"
 
-    async def holdings(self, tenant: str) -> StoredChunks:
+    async def stored_chunks(self, tenant: str) -> StoredChunks:
         """Return the chunks of existing packs with a valid index, and the bytes of all packs.
 
         If a damaged pack was deleted by an operator, its chunks are missing, so the next push sends them again.
@@ -84,7 +86,7 @@ class Catalog:
         known = self._packs.get(tenant, PACKS) or {}
 
         async def look(pack: str) -> tuple[str, _Pack]:
-            return pack, await self._look(tenant, pack, pack in indexed, known.get(pack))
+            return pack, await self._read_or_reuse(tenant, pack, pack in indexed, known.get(pack))
 
         packs = dict(await bounded_gather(look, sorted(existing)))
         self._packs.put(tenant, PACKS, packs)
@@ -93,14 +95,14 @@ class Catalog:
         files = frozenset(digest for name in usable if (digest := digest_of_file_pack(name)) is not None)
         return StoredChunks(places, files, sum(pack.size for pack in packs.values()))
 
-    async def places(self, tenant: str) -> Mapping[str, ChunkLocation]:
+    async def chunk_places(self, tenant: str) -> Mapping[str, ChunkLocation]:
         """Return the location of each chunk of the tenant."""
-        return (await self.holdings(tenant)).places
+        return (await self.stored_chunks(tenant)).places
 
-    async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
+    async def _read_or_reuse(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
         if is_indexed and known is not None and known.places is not None:
             return known
-        found = await self._read(tenant, pack) if is_indexed else None
+        found = await self._try_read_index(tenant, pack) if is_indexed else None
         if found is not None:
             return found
         if known is not None:
@@ -110,7 +112,7 @@ class Catalog:
         except BlobNotFound:  # deleted since it was listed
             return _Pack(None, 0)
 
-    async def _read(self, tenant: str, pack: str) -> _Pack | None:
+    async def _try_read_index(self, tenant: str, pack: str) -> _Pack | None:
         """Return the pack by its index; None if the index is damaged, missing or unavailable. A push does without such
         a pack, and `kelvin fsck` reports it. If the whole store is down, the next call fails.
         """

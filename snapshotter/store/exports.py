@@ -14,16 +14,16 @@ from kelvin.contracts.artifacts.object_keys import PACKS, manifest_key, pack_key
 from kelvin.contracts.artifacts.push_api import Original
 from kelvin.contracts.errors import NotFound, Refused
 from kelvin.contracts.names import is_digest
-from snapshotter.intake.policy.kept_tensorizer import holds_weights_of, unchunked_spans
-from snapshotter.intake.request_limits import BodyBudget, RequestLimiter
+from snapshotter.intake.policy.kept_tensorizer import has_weights_of, unchunked_spans
+from snapshotter.intake.tenant_call_limits import BodyBudget, CallLimiter
 from snapshotter.store.attestation_store import explain_absence
 from snapshotter.store.catalog import Catalog
 from snapshotter.store.pack_check import has_digest, try_file_index
 from snapshotter.store.tenant_cache import TenantCache
 
-AT_ONCE: Final = 16
-ROOM_BYTES: Final = 768 << 20  # for responses in transfer, half of it per tenant
-_TENANTS_KEPT: Final = 16
+MAX_CALLS: Final = 16
+BUDGET_BYTES: Final = 768 << 20  # for responses in transfer, half of it per tenant
+_MAX_TENANTS: Final = 16
 
 
 def check_version(version: str) -> None:
@@ -35,13 +35,15 @@ def check_version(version: str) -> None:
 class Exports:
     """Reads of a tenant's own objects. Chunks are in memory while they are sent."""
 
-    def __init__(self, store: BlobStore, catalog: Catalog, named: Callable[[str], Awaitable[Iterable[str]]]) -> None:
+    def __init__(
+        self, store: BlobStore, catalog: Catalog, list_named_versions: Callable[[str], Awaitable[Iterable[str]]]
+    ) -> None:
         self._store = store
-        self._named = named
+        self._list_named_versions = list_named_versions
         self._catalog = catalog
-        self._places = TenantCache[Mapping[str, ChunkLocation]](_TENANTS_KEPT)
-        self.turns = RequestLimiter("the list of chunks being exported", AT_ONCE)
-        self.room = BodyBudget("the memory for what is exported", ROOM_BYTES)
+        self._places = TenantCache[Mapping[str, ChunkLocation]](_MAX_TENANTS)
+        self.call_limiter = CallLimiter("the list of chunks being exported", MAX_CALLS)
+        self.body_budget = BodyBudget("the memory for what is exported", BUDGET_BYTES)
 
     def __repr__(self) -> str:
         return f"<Exports tenants={len(self._places)}>"
@@ -53,7 +55,7 @@ class Exports:
             raw = await self._store.read(manifest_key(tenant, version))
         except BlobNotFound:
             # A lost store, or one older than the registry, has no seal of the version either, so check the names.
-            is_named = version in await self._named(tenant)
+            is_named = version in await self._list_named_versions(tenant)
             absence = ManifestMissing(version) if is_named else await explain_absence(self._store, tenant, version)
             raise Refused(absence) from None
         decode_manifest(raw, version)
@@ -67,7 +69,7 @@ class Exports:
         if data is not None and await has_digest(data, digest):
             return data
         # The cache is stale: a new pack has the chunk, its pack was collected, or an index was repaired.
-        places = await self._catalog.places(tenant)
+        places = await self._catalog.chunk_places(tenant)
         self._places.put(tenant, PACKS, places)
         data = await self._read(tenant, places.get(digest))
         if data is None:
@@ -82,12 +84,12 @@ class Exports:
         """
         manifest = decode_manifest(await self.manifest(tenant, version), version)
         unavailable: BlobUnavailable | None = None
-        for digest in sorted((await self._catalog.holdings(tenant)).files):
+        for digest in sorted((await self._catalog.stored_chunks(tenant)).files):
             try:
                 index = await try_file_index(self._store, tenant, file_pack(digest))
             except BlobUnavailable as error:  # it may belong to another version
                 index, unavailable = None, error
-            if index is None or not holds_weights_of(index, manifest):
+            if index is None or not has_weights_of(index, manifest):
                 continue
             key = pack_key(tenant, file_pack(digest))
             try:

@@ -20,7 +20,7 @@ from kelvin.contracts.artifacts.push_api import FsckFinding
 from kelvin.contracts.errors import Failure, Refused
 
 _BLOCK: Final = 8 << 20
-NAMED: Final = 3  # how many chunks a finding names; the others are counted
+MAX_NAMED_CHUNKS: Final = 3  # how many chunks a finding names; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ async def verify_pack(store: BlobStore, tenant: str, pack: str) -> PackReport:
         if not isinstance(refused.failure, PackCorrupt):
             raise
         footer_fault = refused.failure.reason
-    whole = blake3()
+    hasher = blake3()
     damaged_chunks: set[str] = set()
     for offset, length, digest in _spans(entries, size):
         data = await store.read(key, offset, length)
-        if not await asyncio.to_thread(_absorb, whole, data, digest) and digest is not None:
+        if not await asyncio.to_thread(_hash_part, hasher, data, digest) and digest is not None:
             damaged_chunks.add(digest)
-    return PackReport(size, entries, footer_fault, frozenset(damaged_chunks), whole.hexdigest() == pack)
+    return PackReport(size, entries, footer_fault, frozenset(damaged_chunks), hasher.hexdigest() == pack)
 
 
 async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex | None) -> FileReport:
@@ -81,9 +81,9 @@ async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex
     """
     key = pack_key(tenant, pack)
     size = (await store.stat(key)).size
-    whole = blake3()
+    hasher = blake3()
     for offset, length, _ in _blocks(0, size):
-        await asyncio.to_thread(_absorb, whole, await store.read(key, offset, length), None)
+        await asyncio.to_thread(_hash_part, hasher, await store.read(key, offset, length), None)
     places = {} if index is None else kept_file_locations(pack, index)
     damaged_chunks = set()
     for digest, place in places.items():
@@ -94,7 +94,7 @@ async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex
             continue
         if not await has_digest(data, digest):
             damaged_chunks.add(digest)
-    return FileReport(size, places, frozenset(damaged_chunks), whole.hexdigest() == digest_of_file_pack(pack))
+    return FileReport(size, places, frozenset(damaged_chunks), hasher.hexdigest() == digest_of_file_pack(pack))
 
 
 async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex | None:
@@ -109,20 +109,20 @@ async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex 
         raise
 
 
-async def ensure_object(store: BlobStore, key: str, raw: bytes, lost: Failure) -> bool:
+async def ensure_object(store: BlobStore, key: str, raw: bytes, failure: Failure) -> bool:
     """Ensure that `key` holds exactly `raw`, by reading it back. Return whether this call wrote it. Raises
     `Refused(lost)` if the store returns other bytes than it got.
     """
-    if await holds(store, key, raw):
+    if await has_content(store, key, raw):
         return False
     await store.delete(key)
     await store.put_if_absent(key, raw)
-    if not await holds(store, key, raw):
-        raise Refused(lost)
+    if not await has_content(store, key, raw):
+        raise Refused(failure)
     return True
 
 
-async def holds(store: BlobStore, key: str, raw: bytes) -> bool:
+async def has_content(store: BlobStore, key: str, raw: bytes) -> bool:
     """Return whether the object exists and is exactly `raw`."""
     try:
         return await store.read(key) == raw
@@ -145,8 +145,8 @@ def _blocks(start: int, end: int) -> Iterator[tuple[int, int, None]]:
         yield offset, min(_BLOCK, end - offset), None
 
 
-def _absorb(whole: blake3, data: bytes, digest: str | None) -> bool:
-    whole.update(data)
+def _hash_part(hasher: blake3, data: bytes, digest: str | None) -> bool:
+    hasher.update(data)
     return digest is None or blake3(data).hexdigest() == digest
 
 
@@ -168,7 +168,7 @@ class PackCheck:
 async def check_pack(store: BlobStore, tenant: str, pack: str, push_again: str) -> PackCheck:
     """Check chunks against digests, and footer and index against each other. Raises `BlobNotFound`, `Refused`."""
     report = await verify_pack(store, tenant, pack)
-    is_intact = {
+    intact_places = {
         entry.digest: location_of(pack, entry) for entry in report.entries if entry.digest not in report.damaged_chunks
     }
     findings = _findings(tenant, pack, report, push_again)
@@ -176,10 +176,10 @@ async def check_pack(store: BlobStore, tenant: str, pack: str, push_again: str) 
     try:
         fault = _index_fault(await store.read(key), pack, report)
     except BlobNotFound:
-        return PackCheck(report.size, is_intact, tuple(findings), False)
+        return PackCheck(report.size, intact_places, tuple(findings), False)
     if fault is not None:
         findings.append(FsckFinding(key=key, fault=fault, mend=f"delete it, then {push_again}"))
-    return PackCheck(report.size, is_intact, tuple(findings), True)
+    return PackCheck(report.size, intact_places, tuple(findings), True)
 
 
 def _index_fault(raw: bytes, pack: str, report: PackReport) -> str | None:
@@ -199,9 +199,9 @@ def _findings(tenant: str, pack: str, report: PackReport, push_again: str) -> li
     if report.footer_fault is not None:
         faults.append(f"its footer: {report.footer_fault}")
     if report.damaged_chunks:
-        some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
+        examples = ", ".join(sorted(report.damaged_chunks)[:MAX_NAMED_CHUNKS])
         faults.append(
-            f"{len(report.damaged_chunks)} of {len(report.entries)} chunks do not match their digests: {some}"
+            f"{len(report.damaged_chunks)} of {len(report.entries)} chunks do not match their digests: {examples}"
         )
     if not faults and not report.digest_matches:
         faults.append("its bytes do not match its name")
@@ -223,14 +223,15 @@ async def check_file(store: BlobStore, tenant: str, pack: str, push_again: str) 
             raise
         findings.append(FsckFinding(key=key, fault=refused.failure.message, mend=f"delete it, then {push_again}"))
     report = await verify_file(store, tenant, pack, index)
-    is_intact = {digest: place for digest, place in report.places.items() if digest not in report.damaged_chunks}
-    return PackCheck(report.size, is_intact, (*findings, *_file_findings(tenant, pack, report, push_again)), is_indexed)
+    intact_places = {digest: place for digest, place in report.places.items() if digest not in report.damaged_chunks}
+    findings += _file_findings(tenant, pack, report, push_again)
+    return PackCheck(report.size, intact_places, tuple(findings), is_indexed)
 
 
 def _file_findings(tenant: str, pack: str, report: FileReport, push_again: str) -> list[FsckFinding]:
     key, index = pack_key(tenant, pack), index_key(tenant, pack)
-    some = ", ".join(sorted(report.damaged_chunks)[:NAMED])
-    mismatch = f"{len(report.damaged_chunks)} of {len(report.places)} chunks do not match their digests: {some}"
+    examples = ", ".join(sorted(report.damaged_chunks)[:MAX_NAMED_CHUNKS])
+    mismatch = f"{len(report.damaged_chunks)} of {len(report.places)} chunks do not match their digests: {examples}"
     if not report.digest_matches:
         fault = mismatch if report.damaged_chunks else "its bytes do not match its name"
         return [FsckFinding(key=key, fault=fault, mend=f"delete it and {index}, then {push_again}")]

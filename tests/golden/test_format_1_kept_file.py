@@ -10,7 +10,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from kelvin.blobstore.packs import decode_file_index, encode_file_index
-from snapshotter.intake.policy.kept_tensorizer import holds_weights_of
+from snapshotter.intake.policy.kept_tensorizer import has_weights_of
 from snapshotter.intake.policy.tensors_index import ContentCheck, parse_index
 from tests.golden.test_format_1 import TENANT, WEIGHTS, manifest
 
@@ -39,7 +39,7 @@ def test_todays_code_opens_it() -> None:
     """The index decodes and is canonical, and the file is a tensorizer file with correct hashes."""
     index = decode_file_index(INDEX.read_bytes(), NAME)
     assert encode_file_index(index) == INDEX.read_bytes()
-    assert holds_weights_of(index, manifest())
+    assert has_weights_of(index, manifest())
     raw = FILE.read_bytes()
     for entry in parse_index(NAME, raw[:HEAD_BYTES], len(raw)):
         check = ContentCheck(NAME, entry, raw[entry.header_offset : entry.tensor.offset])

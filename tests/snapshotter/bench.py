@@ -121,10 +121,10 @@ class DirectJobs(GateJobs):
             return RegistrationResult(is_new=False, fault=self.fault)
         return None  # an earlier build's control plane answers nothing
 
-    async def list_named(self, tenant: str) -> tuple[str, ...]:
+    async def list_named_versions(self, tenant: str) -> tuple[str, ...]:
         return tuple({each.version for each in self.registered or [] if each.tenant == tenant})
 
-    async def limits(self, tenant: str) -> TenantLimits:
+    async def read_limits(self, tenant: str) -> TenantLimits:
         return TenantLimits()
 
 

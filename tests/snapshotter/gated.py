@@ -110,13 +110,13 @@ class GatedJobs(GateJobs):
         await self.gates.wait()
         return None
 
-    async def list_named(self, tenant: str) -> tuple[str, ...]:
+    async def list_named_versions(self, tenant: str) -> tuple[str, ...]:
         await self.gates.wait()
         found = tuple(self.named_versions)
         await self.gates.wait()
         return found
 
-    async def limits(self, tenant: str) -> TenantLimits:
+    async def read_limits(self, tenant: str) -> TenantLimits:
         return TenantLimits()
 
 

@@ -8,7 +8,7 @@ from blake3 import blake3
 from kelvin.contracts.artifacts.push_api import Committed, Committing, MissingRequest, Plan, PlanRequest
 from kelvin.contracts.wire import encode
 from snapshotter.intake.policy.layout import assemble
-from snapshotter.push.commits import digests_digest
+from snapshotter.push.commits import digest_of_list
 from snapshotter.push.pushes import Pushes
 
 TENANT = "acme"
@@ -53,6 +53,6 @@ async def send(pushes: Pushes, push: Opened) -> None:
 async def commit(pushes: Pushes, push: Opened) -> Committed:
     """Commit the push. Repeat the call until the version is made."""
     while True:
-        answer = await pushes.commit(TENANT, push.push_id, digests_digest(push.digests))
+        answer = await pushes.commit(TENANT, push.push_id, digest_of_list(push.digests))
         if not isinstance(answer, Committing):
             return answer

@@ -146,7 +146,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     """Return the application for an open cache."""
     app = FastAPI(title="Kelvin weight cache", openapi_url=None)
     install_failure_handlers(app)
-    checking = asyncio.Lock()
+    check_lock = asyncio.Lock()
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -166,43 +166,43 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
 
     @app.get("/v1/whereabouts")
     async def locate_chunks(request: Request) -> Response:
-        named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
-        if not is_digest(named["version"]):
-            raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
-        leases.check_tenant(require_dns_label(named["tenant"], "tenant"), named["version"])
-        tally = await cache.locate_chunks(named["tenant"], named["version"])
+        query = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
+        if not is_digest(query["version"]):
+            raise Refused(InvalidRequest("version", query["version"][:80], "must be 64 hex digits"))
+        leases.check_tenant(require_dns_label(query["tenant"], "tenant"), query["version"])
+        tally = await cache.locate_chunks(query["tenant"], query["version"])
         found = TierPlacement(
             chunks_by_tier=tally.chunks,
             bytes_by_tier=tally.bytes,
-            rates=rates_of(cache),
+            rates=list_rates(cache),
             bytes_s=cache.version_loader.tier_model.load_time_s(tally.bytes),
         )
         return json_response(found)
 
     @app.post("/v1/evict")
     async def evict(request: Request) -> Response:
-        wish = await read_json(request, EvictBody)
-        if wish.tenant is not None:
-            require_dns_label(wish.tenant, "tenant")
-        await cache.evict(wish.tier, wish.tenant, wish.version)
+        body = await read_json(request, EvictBody)
+        if body.tenant is not None:
+            require_dns_label(body.tenant, "tenant")
+        await cache.evict(body.tier, body.tenant, body.version)
         return Response(status_code=204)
 
     @app.post("/v1/check")
     async def check() -> Response:
-        async with checking:
+        async with check_lock:
             return json_response(await cache.examiner.examine_all())
 
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
-        wish = await read_json(request, PrefetchBody)
-        leases.check_tenant(require_dns_label(wish.tenant, "tenant"), wish.version)
-        cache.prefetcher.start_prefetch(PrefetchRequest(wish.tenant, wish.version, wish.tier, wish.urgent))
+        body = await read_json(request, PrefetchBody)
+        leases.check_tenant(require_dns_label(body.tenant, "tenant"), body.version)
+        cache.prefetcher.start_prefetch(PrefetchRequest(body.tenant, body.version, body.tier, body.urgent))
         return Response(status_code=202)
 
     return app
 
 
-def rates_of(cache: Cache) -> dict[str, TierRate]:
+def list_rates(cache: Cache) -> dict[str, TierRate]:
     """Return the speed of each tier below the host's, as learned from loads."""
     return {
         tier: TierRate(bytes_per_s=rate.bytes_per_s, fixed_s=rate.fixed_s, loads=rate.loads)
@@ -279,6 +279,6 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
         hedges=counters.hedges,
         hedges_won=counters.hedges_won,
         unreadable_packs=cache.store_tier.unreadable_packs,
-        rates=rates_of(cache),
+        rates=list_rates(cache),
         peers=peer_state(cache.peer_node, counters),
     )

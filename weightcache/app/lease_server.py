@@ -186,20 +186,20 @@ class LeaseServer:
     async def _grant(self, connection: _LeaseConnection, request: LeaseRequest) -> None:
         """Send the response, once the version is loaded. Raises OSError if the client is gone."""
         on_loading = partial(self._stream_progress, connection) if request.progressive else None
-        residents = self._version_loader
-        async with residents.pin_version(
+        version_loader = self._version_loader
+        async with version_loader.pin_version(
             request.tenant, request.version, LOAD_TIMEOUT_S, request.engines, on_loading
-        ) as arrival:
-            whole = LeaseReply(ok=True, chunks_by_tier=arrival.tally.chunks, bytes_by_tier=arrival.tally.bytes)
-            if connection.resident is arrival.resident:
-                await _send(connection.sock, whole)
+        ) as loaded:
+            whole_reply = LeaseReply(ok=True, chunks_by_tier=loaded.tally.chunks, bytes_by_tier=loaded.tally.bytes)
+            if connection.resident is loaded.resident:
+                await _send(connection.sock, whole_reply)
             else:
                 if connection.resident is not None:  # the client may not have read all earlier messages
                     await _wait_until_writable(connection.sock)
-                self._send_slabs(connection, arrival.resident, whole)
+                self._send_slabs(connection, loaded.resident, whole_reply)
             self._counters.leases_granted += 1
-            self._counters.leases_hot += arrival.tally is arrival.resident.tally
-            fields = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": arrival.tally.chunks}
+            self._counters.leases_hot += loaded.tally is loaded.resident.tally
+            fields = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": loaded.tally.chunks}
             log.info("leased", extra=fields)
 
     def _note_lease_end(self, holder: Holder) -> None:

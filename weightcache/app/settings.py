@@ -95,7 +95,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         raise BadSetting("KELVIN_SLAB_BYTES", str(slab_bytes), f"must be a multiple of {HUGE_PAGE}")
     quarter = max(slab_bytes, _memory_bytes() // 4)
     store_url = setting_parser.text(env, "KELVIN_STORE", (data / "store").as_uri())
-    far = store_url.lower().startswith("s3:")
+    is_remote = store_url.lower().startswith("s3:")
     host_bytes = setting_parser.integer(env, "KELVIN_HOST_BYTES", quarter, low=slab_bytes, high=_LIMIT)
     lifeline_fd = setting_parser.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     return CacheSettings(
@@ -113,9 +113,9 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         recheck=Recheck(setting_parser.choice(env, "KELVIN_RECHECK", Recheck.TAG, tuple(Recheck))),
         lifeline_fd=None if lifeline_fd < 0 else lifeline_fd,
         store_reads=setting_parser.integer(
-            env, "KELVIN_STORE_READS", REMOTE_READS if far else LOCAL_READS, low=1, high=128
+            env, "KELVIN_STORE_READS", REMOTE_READS if is_remote else LOCAL_READS, low=1, high=128
         ),
-        hedge_percent=setting_parser.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),
+        hedge_percent=setting_parser.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if is_remote else 0.0, low=0.0, high=50.0),
         verify=VerificationPolicy(
             setting_parser.choice(env, "KELVIN_VERIFY", VerificationPolicy.OFF, tuple(VerificationPolicy))
         ),
@@ -168,9 +168,9 @@ def _memory_bytes() -> int:
 
 def _disk_bytes(data: Path) -> int:
     """Return 80 % of the free space of the disk with `data`. Space that the tier uses already counts as free."""
-    held = 0
+    used_bytes = 0
     for path in (data / "cache").glob("*/??/*"):
         with suppress(OSError):  # a foreign entry, such as a link to nothing
-            held += path.stat().st_size
+            used_bytes += path.stat().st_size
     existing = next(path for path in (data, *data.parents) if path.exists())
-    return (shutil.disk_usage(existing).free + held) * 8 // 10
+    return (shutil.disk_usage(existing).free + used_bytes) * 8 // 10

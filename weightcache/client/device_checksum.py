@@ -36,13 +36,13 @@ def block_keys(device: torch.device) -> torch.Tensor:
 def sum_blocks(data: torch.Tensor, sums: torch.Tensor) -> None:
     """Write the sums of `data` to `sums`: int64, (blocks, 2). `data` is uint8, whole words from a block's start."""
     words, keys = data.view(torch.int32), block_keys(data.device)
-    whole = words.numel() // _WORDS
-    body, tail = words[: whole * _WORDS].view(whole, _WORDS), words[whole * _WORDS :]
-    for way in range(2):
-        if whole:
-            torch.sum(body * keys[way], dim=1, out=sums[:whole, way])
+    whole_blocks = words.numel() // _WORDS
+    body, tail = words[: whole_blocks * _WORDS].view(whole_blocks, _WORDS), words[whole_blocks * _WORDS :]
+    for key_row in range(2):
+        if whole_blocks:
+            torch.sum(body * keys[key_row], dim=1, out=sums[:whole_blocks, key_row])
         if tail.numel():
-            sums[whole, way] = torch.sum(tail * keys[way, : tail.numel()])
+            sums[whole_blocks, key_row] = torch.sum(tail * keys[key_row, : tail.numel()])
 
 
 def checksum_of_sums(sums: torch.Tensor, nbytes: int) -> str:
@@ -54,12 +54,12 @@ def checksum_of_sums(sums: torch.Tensor, nbytes: int) -> str:
 def block_sums(data: memoryview) -> torch.Tensor:
     """Return the sums of bytes in this process's memory, writable or not: int64, (blocks, 2)."""
     sums = torch.zeros((block_count(data.nbytes), 2), dtype=torch.int64)
-    into = bytearray(BLOCK_BYTES)  # torch takes no read-only buffer
-    scratch = torch.frombuffer(into, dtype=torch.uint8)
+    buffer = bytearray(BLOCK_BYTES)  # torch takes no read-only buffer
+    buffer_tensor = torch.frombuffer(buffer, dtype=torch.uint8)
     for block in range(sums.shape[0]):
         piece = data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
-        into[: piece.nbytes] = piece
-        sum_blocks(scratch[: piece.nbytes], sums[block : block + 1])
+        buffer[: piece.nbytes] = piece
+        sum_blocks(buffer_tensor[: piece.nbytes], sums[block : block + 1])
     return sums
 
 

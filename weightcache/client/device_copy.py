@@ -122,10 +122,10 @@ def copy_through_lane(lane: Lane, address: int, total: int, ready: Iterable[Span
     last copy ended.
     """
     arena, sums = lane.begin(total)
-    there, step = Spans(total), 0
+    copied_spans, step = Spans(total), 0
     try:
         for span in ready:
-            for begin, end in completed_pieces(span, there.add(*span), lane.slot_bytes, total):
+            for begin, end in completed_pieces(span, copied_spans.add(*span), lane.slot_bytes, total):
                 slot = step % lane.slots
                 lane.wait(slot)
                 lane.stage(slot, address + begin, end - begin)
@@ -133,7 +133,7 @@ def copy_through_lane(lane: Lane, address: int, total: int, ready: Iterable[Span
                 step += 1
     finally:
         lane.finish()
-    assert there.is_whole, "ready ends with all of it"
+    assert copied_spans.is_whole, "ready ends with all of it"
     return arena, sums
 
 
@@ -241,20 +241,20 @@ def agreed_checksum(attestations: Iterable[SealAttestation]) -> str | None:
     return checksums.pop() if len(checksums) == 1 else None
 
 
-def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeights:
+def copy_to_device(lease: Lease, lane: Lane, sealed_checksum: str | None) -> DeviceWeights:
     """Copy a lease's bytes to the device and verify them there. Parts are copied as soon as they are ready.
 
-    `expected` is the checksum in a seal. Without one, the lease's bytes are hashed again and summed, which takes longer
+    `sealed_checksum` is from a seal. Without one, the lease's bytes are hashed again and summed, which takes longer
     than the copy. The lease may be closed afterwards. Raises `Refused` if wrong bytes arrive twice or the lease fails,
     and torch.OutOfMemoryError.
     """
     total = lease.total_bytes
-    want = expected
+    wanted_checksum = sealed_checksum
     for attempt in range(1, ATTEMPTS + 1):
         arena, sums = copy_through_lane(lane, lease.address, total, lease.ready_parts())
-        want = want or _verified_checksum(lease)
-        if checksum_of_sums(sums, total) == want:
-            return DeviceWeights(arena, _device_tensors(lease.manifest, arena), want)
+        wanted_checksum = wanted_checksum or _verified_checksum(lease)
+        if checksum_of_sums(sums, total) == wanted_checksum:
+            return DeviceWeights(arena, _device_tensors(lease.manifest, arena), wanted_checksum)
         log.error("wrong bytes arrived on the device", extra={"version": lease.version, "attempt": attempt})
         del arena  # free the memory before the next attempt
     raise Refused(_find_damage(lease, sums))
@@ -286,8 +286,8 @@ def _device_tensors(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.
 
 def _find_damage(lease: Lease, sums: torch.Tensor) -> Failure:
     """Return which chunk is wrong: on the device, or on the host since its check. Slow, and rare."""
-    there, here = sums.cpu(), block_sums(lease.view(0, lease.total_bytes))
-    differing = (there != here).any(dim=1)
+    device_sums, host_sums = sums.cpu(), block_sums(lease.view(0, lease.total_bytes))
+    differing = (device_sums != host_sums).any(dim=1)
     begin = 0
     for chunk in lease.manifest.chunks:
         end = begin + chunk.length

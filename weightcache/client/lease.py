@@ -88,11 +88,11 @@ class Lease:
         Raises `Refused`: the agent's refusal, `Unavailable` if the agent died, or `DeadlineExceeded`. Close the lease
         then.
         """
-        given = 0
+        yielded_count = 0
         while True:
-            while given < len(self._ready_spans):
-                yield self._ready_spans[given]
-                given += 1
+            while yielded_count < len(self._ready_spans):
+                yield self._ready_spans[yielded_count]
+                yielded_count += 1
             if self._is_complete:
                 return
             self._receive()

@@ -27,8 +27,8 @@ class Spans:
 
     def covers(self, begin: int, end: int) -> bool:
         """Return whether all these bytes are in the set. True for an empty range."""
-        at = bisect_right(self._begins, begin) - 1
-        return begin == end or (at >= 0 and end <= self._ends[at])
+        index = bisect_right(self._begins, begin) - 1
+        return begin == end or (index >= 0 and end <= self._ends[index])
 
     def add(self, begin: int, end: int) -> Span:
         """Add a part and return the merged part that contains it. Raises ValueError if the part is empty, outside the
@@ -36,16 +36,16 @@ class Spans:
         """
         if not 0 <= begin < end <= self.total:
             raise ValueError(f"{begin} to {end} is no part of {self.total} bytes")
-        at = bisect_left(self._begins, begin)
-        before = self._ends[at - 1] if at else -1
-        after = self._begins[at] if at < len(self._begins) else self.total + 1
+        index = bisect_left(self._begins, begin)
+        before = self._ends[index - 1] if index else -1
+        after = self._begins[index] if index < len(self._begins) else self.total + 1
         if before > begin or after < end:
             raise ValueError(f"{begin} to {end} is there already")
-        first, last = at - (before == begin), at + (after == end)
-        around = self._begins[first] if before == begin else begin, self._ends[at] if after == end else end
-        self._begins[first:last] = [around[0]]
-        self._ends[first:last] = [around[1]]
-        return around
+        first, last = index - (before == begin), index + (after == end)
+        merged_span = self._begins[first] if before == begin else begin, self._ends[index] if after == end else end
+        self._begins[first:last] = [merged_span[0]]
+        self._ends[first:last] = [merged_span[1]]
+        return merged_span
 
     def gaps(self) -> tuple[Span, ...]:
         """Return the parts that are not in the set."""

@@ -86,8 +86,8 @@ class AttestationLoader:
             async with asyncio.timeout(None if kept is None else REFRESH_S):
                 objects, found = await self._load_stored(tenant, version, kept or {})
         except (TimeoutError, Refused) as error:
-            away = not isinstance(error, Refused) or error.failure.retryable
-            if kept is None or not away:
+            is_unavailable = not isinstance(error, Refused) or error.failure.retryable
+            if kept is None or not is_unavailable:
                 raise
             log.warning("the store is unavailable: using the kept copy", extra={"tenant": tenant, "version": version})
             return _parse_all(version, kept)
@@ -99,7 +99,7 @@ class AttestationLoader:
         """Return the store's attestations. A kept copy replaces a faulty one; a faulty seal without one is refused."""
         prefix = attestations_prefix(tenant, version)
 
-        async def look(name: str) -> bytes | None:
+        async def try_read(name: str) -> bytes | None:
             try:
                 return await self._read(prefix + name, name, version)
             except BlobNotFound:
@@ -115,7 +115,7 @@ class AttestationLoader:
 
         keys = [key async for key in self._store.list(prefix) if is_object_key(key)]
         names = [name for key in keys if (name := key.removeprefix(prefix)).startswith((SEAL_PREFIX, ORIGIN_PREFIX))]
-        found = zip(names, await bounded_gather(look, names), strict=True)
+        found = zip(names, await bounded_gather(try_read, names), strict=True)
         objects = {name: raw for name, raw in found if raw is not None}
         return objects, _parse_all(version, objects)
 

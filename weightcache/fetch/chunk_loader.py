@@ -73,24 +73,24 @@ class ChunkLoader:
         tenant = reservation.tenant
         for digest in reservation.to_load:
             self._start(tenant, digest, reservation.places[digest])
-        jobs = {digest: self._loads[tenant, digest] for digest in (*reservation.to_load, *reservation.to_await)}
+        loads = {digest: self._loads[tenant, digest] for digest in (*reservation.to_load, *reservation.to_await)}
         flow = object() if flow is None else flow
-        wanted = positions_by_chunk(reservation.places, tenant)
-        self._scheduler.enter(flow, {key: wanted[key] for key in wanted if key[1] in jobs}, weight)
+        positions = positions_by_chunk(reservation.places, tenant)
+        self._scheduler.enter(flow, {key: positions[key] for key in positions if key[1] in loads}, weight)
         tiers = dict.fromkeys(reservation.places, "host")
-        callbacks = {digest: partial(_note_outcome, on_ready, digest) for digest in jobs}
-        for digest, job in jobs.items():
-            job.outcome.add_done_callback(callbacks[digest])
+        callbacks = {digest: partial(_note_outcome, on_ready, digest) for digest in loads}
+        for digest, load in loads.items():
+            load.outcome.add_done_callback(callbacks[digest])
         try:
-            for digest, job in jobs.items():
-                outcome = await asyncio.shield(job.outcome)
+            for digest, load in loads.items():
+                outcome = await asyncio.shield(load.outcome)
                 if isinstance(outcome, Failure):
                     raise Refused(outcome)
                 tiers[digest] = outcome
         finally:
             self._scheduler.leave(flow)
-            for digest, job in jobs.items():
-                job.outcome.remove_done_callback(callbacks[digest])
+            for digest, load in loads.items():
+                load.outcome.remove_done_callback(callbacks[digest])
         return tiers
 
     def set_weight(self, flow: Flow, weight: float) -> None:
@@ -120,10 +120,10 @@ class ChunkLoader:
 
     async def _load(self, tenant: str, digest: str) -> None:
         """Run one load from start to end. On any exit, the index, the pin and the waiters are settled."""
-        job = self._loads[tenant, digest]
+        load = self._loads[tenant, digest]
         outcome: str | Failure = Cancelled()
         try:
-            outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(job.place))
+            outcome = await self._fetcher.fetch(tenant, digest, await self._arena.view(load.place))
         except Refused as refused:
             outcome = refused.failure
         except Exception:
@@ -133,9 +133,9 @@ class ChunkLoader:
             del self._loads[tenant, digest]
             self._arena.finish_load(tenant, digest, is_ready=not isinstance(outcome, Failure))
             if not isinstance(outcome, Failure) and outcome != "nvme":
-                self._admissions.offer(tenant, digest, job.place)
-            self._arena.unpin((job.place.slab,))
-            job.outcome.set_result(outcome)
+                self._admissions.offer(tenant, digest, load.place)
+            self._arena.unpin((load.place.slab,))
+            load.outcome.set_result(outcome)
 
 
 def _note_outcome(on_ready: Callable[[str], None], digest: str, outcome: "asyncio.Future[str | Failure]") -> None:

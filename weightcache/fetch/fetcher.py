@@ -46,11 +46,11 @@ async def read_healed(
     """Read from the sources of `rules`, by position, until one has a correct copy or none has. Each faulty copy of
     `what` is logged in one line with `log_fields`. A healed load counts once in `healed_counts`.
     """
-    trials: list[ReadAttempt] = []
-    while isinstance(step := choose_step(rules, trials), TrySource):
-        trials.append(await read_source(step.position))
+    attempts: list[ReadAttempt] = []
+    while isinstance(step := choose_step(rules, attempts), TrySource):
+        attempts.append(await read_source(step.position))
     healed_from = step.tier if isinstance(step, Fetched) else None
-    faults = [trial for trial in trials if trial.is_fault]
+    faults = [attempt for attempt in attempts if attempt.is_fault]
     if faults and healed_from is not None:
         healed_counts[healed_from] += 1
     for fault in faults:

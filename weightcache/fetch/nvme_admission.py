@@ -97,8 +97,8 @@ class NvmeAdmission:
         """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once. In that case its chunks
         would only evict one another.
         """
-        if nbytes > (most := self._nvme.index.max_bytes_of(tenant)):
-            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
+        if nbytes > (max_bytes := self._nvme.index.max_bytes_of(tenant)):
+            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, max_bytes))
 
     async def ensure_written(self, tenant: str, digest: str, length: int | None) -> str | None:
         """Ensure that the chunk is on NVMe. Return its source tier, or None if it was there or another call wrote it.
@@ -142,7 +142,7 @@ class NvmeAdmission:
             finally:
                 self._arena.unpin((place.slab,))
         assert length is not None
-        with self._nvme.marking_write(tenant, digest):
+        with self._nvme.mark_writing(tenant, digest):
             if not self._nvme.index.has_room_for(tenant, length):
                 free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
                 raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))

@@ -49,8 +49,8 @@ class _SourceQueue:
 
     def start_reads(self) -> None:
         """Start the next reads that fit."""
-        while (following := self.fair_queue.peek()) is not None:
-            key, remaining_bytes = following
+        while (head := self.fair_queue.peek()) is not None:
+            key, remaining_bytes = head
             grant = self.grants[key]
             if grant.cancelled():  # its task has not handled the cancellation yet
                 self.withdraw(key)

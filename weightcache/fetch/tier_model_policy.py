@@ -53,19 +53,19 @@ class TierModel:
 
     def observe(self, bytes_by_tier: Mapping[str, int], seconds: float) -> None:
         """Learn from a load of these bytes that took `seconds`."""
-        moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._speeds}
-        if not moved or seconds <= 0:
+        bytes_moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in self._speeds}
+        if not bytes_moved or seconds <= 0:
             return
         seconds = max(seconds, LEAST_S)
-        moving_s = sum(count / self._speeds[tier].bytes_per_s for tier, count in moved.items())
-        fixed_s = max(self._speeds[tier].fixed_s for tier in moved)
-        if sum(moved.values()) < LARGE_BYTES:
-            for tier in moved:
+        moving_s = sum(count / self._speeds[tier].bytes_per_s for tier, count in bytes_moved.items())
+        fixed_s = max(self._speeds[tier].fixed_s for tier in bytes_moved)
+        if sum(bytes_moved.values()) < LARGE_BYTES:
+            for tier in bytes_moved:
                 self._learn_fixed(tier, max(0.0, seconds - moving_s))
         else:
-            stretch = max(seconds - fixed_s, LEAST_SHARE * seconds) / moving_s
-            for tier in moved:
-                self._learn_rate(tier, self._speeds[tier].bytes_per_s / stretch)
+            slowdown = max(seconds - fixed_s, LEAST_SHARE * seconds) / moving_s
+            for tier in bytes_moved:
+                self._learn_rate(tier, self._speeds[tier].bytes_per_s / slowdown)
 
     def _learn_fixed(self, tier: str, fixed_s: float) -> None:
         old = self._speeds[tier]
@@ -84,11 +84,11 @@ class TierModel:
 
 def predict_load_s(speeds: Mapping[str, TierSpeed], bytes_by_tier: Mapping[str, int]) -> float:
     """Return the predicted seconds for these bytes. Tiers share readers, so times add up; one fixed part is paid."""
-    moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in speeds}
-    if not moved:
+    bytes_moved = {tier: count for tier, count in bytes_by_tier.items() if count > 0 and tier in speeds}
+    if not bytes_moved:
         return 0.0
-    return max(speeds[tier].fixed_s for tier in moved) + sum(
-        count / speeds[tier].bytes_per_s for tier, count in moved.items()
+    return max(speeds[tier].fixed_s for tier in bytes_moved) + sum(
+        count / speeds[tier].bytes_per_s for tier, count in bytes_moved.items()
     )
 
 

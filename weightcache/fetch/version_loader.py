@@ -160,10 +160,10 @@ class VersionLoader:
         runs; it is cancelled when the version is loaded. Raises `Refused`, and errors of `on_loading`.
         """
         key = (tenant, version)
-        async with self._join_load(key, timeout_s, engines, is_lease=True, on_loading=on_loading) as arrival:
+        async with self._join_load(key, timeout_s, engines, is_lease=True, on_loading=on_loading) as loaded:
             prefetch_tally = self._prefetch_tallies.pop(key, None)
-            is_hot = arrival.tally is arrival.resident.tally
-            yield LoadedVersion(arrival.resident, prefetch_tally) if is_hot and prefetch_tally is not None else arrival
+            is_hot = loaded.tally is loaded.resident.tally
+            yield LoadedVersion(loaded.resident, prefetch_tally) if is_hot and prefetch_tally is not None else loaded
 
     async def load(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
         """Load the version without a lease. Once this returns, the version may be evicted. Raises `Refused`.
@@ -173,10 +173,10 @@ class VersionLoader:
         """
         key = (tenant, version)
         weight = FULL_WEIGHT if urgent else PREFETCH_WEIGHT
-        async with self._join_load(key, timeout_s, (), is_lease=False, weight=weight) as arrival:
-            self._arena.index.touch(arrival.resident.slabs, time.monotonic())
-            if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
-                self._prefetch_tallies[key] = arrival.tally
+        async with self._join_load(key, timeout_s, (), is_lease=False, weight=weight) as loaded:
+            self._arena.index.touch(loaded.resident.slabs, time.monotonic())
+            if urgent and loaded.tally is not loaded.resident.tally and key in self._hot:
+                self._prefetch_tallies[key] = loaded.tally
 
     @asynccontextmanager
     async def _join_load(
@@ -207,8 +207,8 @@ class VersionLoader:
         load.is_lease |= is_lease
         try:
             with self._lease_priority.waiting_lease(key) if is_lease else nullcontext():
-                arrival = await _wait_for_load(load, timeout_s, on_loading)
-            yield arrival if is_lease or not load.is_lease else LoadedVersion(arrival.resident, arrival.resident.tally)
+                loaded = await _wait_for_load(load, timeout_s, on_loading)
+            yield loaded if is_lease or not load.is_lease else LoadedVersion(loaded.resident, loaded.resident.tally)
         finally:
             load.waiter_count -= 1
             if not load.waiter_count:
@@ -244,8 +244,8 @@ class VersionLoader:
             self._release(load.task)
 
     def _release(self, task: asyncio.Task[LoadedVersion | Failure]) -> None:
-        if not task.cancelled() and isinstance(arrival := task.result(), LoadedVersion):
-            self._arena.unpin(arrival.resident.slabs)
+        if not task.cancelled() and isinstance(loaded := task.result(), LoadedVersion):
+            self._arena.unpin(loaded.resident.slabs)
 
     async def _load(
         self, tenant: str, version: str, bandwidth_share: _BandwidthShare, progress: LoadProgress
@@ -256,18 +256,18 @@ class VersionLoader:
             raw, manifest = await self._manifest_loader.load_manifest(tenant, version)
             attestations = await self._attestations.load_seals(tenant, version)
 
-            def placed(reservation: Reservation) -> ResidentVersion:
+            def build_version(reservation: Reservation) -> ResidentVersion:
                 return build_resident(raw, manifest, attestations, reservation)
 
-            arrival = await self._load_chunks(tenant, manifest, placed, bandwidth_share, progress)
+            loaded = await self._load_chunks(tenant, manifest, build_version, bandwidth_share, progress)
         except Refused as refused:
             return refused.failure
         except Exception:
             log.exception("a version was not loaded", extra={"tenant": tenant, "version": version})
             return Internal()
-        self._hot[tenant, version] = arrival.resident
-        self.tier_model.observe(arrival.tally.bytes, time.monotonic() - began_s)
-        return arrival
+        self._hot[tenant, version] = loaded.resident
+        self.tier_model.observe(loaded.tally.bytes, time.monotonic() - began_s)
+        return loaded
 
     async def _load_chunks(
         self,
@@ -290,11 +290,11 @@ class VersionLoader:
             try:
                 with progress.track_load(resident, chunks, reservation.ready):
                     ready = partial(progress.mark_ready, resident)
-                    found = await self._loader.load(reservation, bandwidth_share, bandwidth_share.weight, ready)
+                    new_tiers = await self._loader.load(reservation, bandwidth_share, bandwidth_share.weight, ready)
             except BaseException:
                 self._arena.unpin(reservation.slabs)
                 raise
-            tiers = {**found, **{digest: tier for digest, tier in tiers.items() if found[digest] == "host"}}
+            tiers = {**new_tiers, **{digest: tier for digest, tier in tiers.items() if new_tiers[digest] == "host"}}
             if self._arena.index.is_current(reservation):
                 return LoadedVersion(resident, build_tally(reservation, tiers))
             self._arena.unpin(reservation.slabs)
@@ -303,27 +303,28 @@ class VersionLoader:
         self, tenant: str, chunks: Sequence[tuple[str, int]], bandwidth_share: _BandwidthShare
     ) -> Reservation:
         """Reserve places. If a prefetch is yielding, wait until its last reads have ended and freed their memory."""
-        until_s = time.monotonic() + YIELD_TIMEOUT_S
+        deadline_s = time.monotonic() + YIELD_TIMEOUT_S
         while True:
             try:
                 return self._reserve(tenant, chunks)
             except Refused as refused:
                 if not isinstance(refused.failure, Overloaded):
                     raise
-                if time.monotonic() > until_s or not self._loader.busy_count or not self._is_yielding(bandwidth_share):
+                may_retry = self._loader.busy_count and self._is_yielding(bandwidth_share)
+                if time.monotonic() > deadline_s or not may_retry:
                     raise
             await asyncio.sleep(RESERVE_POLL_S)
 
-    def _is_yielding(self, own_share: _BandwidthShare) -> bool:
+    def _is_yielding(self, own_load_share: _BandwidthShare) -> bool:
         """Return whether a prefetch is yielding, or was a moment ago."""
-        others = (load for load in self._loads.values() if load.bandwidth_share is not own_share)
+        others = (load for load in self._loads.values() if load.bandwidth_share is not own_load_share)
         leaving = any(not load.is_lease and load.bandwidth_share.weight < FULL_WEIGHT for load in others)
         return leaving or time.monotonic() - self._yielded_at_s < YIELD_TIMEOUT_S
 
     def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]]) -> Reservation:
         # Refuse a version that no lease can hold before anything is evicted for it.
-        if (least := self._arena.index.count_slabs_needed(chunks)) > MAX_SLABS:
-            raise Refused(CapacityExceeded("slabs of a lease", least, MAX_SLABS))
+        if (needed := self._arena.index.count_slabs_needed(chunks)) > MAX_SLABS:
+            raise Refused(CapacityExceeded("slabs of a lease", needed, MAX_SLABS))
         reservation = self._arena.reserve(tenant, chunks, time.monotonic())
         if len(reservation.slabs) > MAX_SLABS:  # its chunks are scattered over too many slabs
             self._arena.withdraw(reservation)
@@ -338,7 +339,7 @@ class VersionLoader:
 
 
 async def _wait_for_load(load: _Load, timeout_s: float, on_loading: LoadCallback | None) -> LoadedVersion:
-    began = time.monotonic()
+    began_s = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s) as limit:
             if on_loading is not None:
@@ -347,7 +348,7 @@ async def _wait_for_load(load: _Load, timeout_s: float, on_loading: LoadCallback
     except TimeoutError as error:
         if not limit.expired():  # `on_loading` raised it
             raise
-        raise Refused(DeadlineExceeded(time.monotonic() - began, "restoring weights")) from error
+        raise Refused(DeadlineExceeded(time.monotonic() - began_s, "restoring weights")) from error
     if isinstance(outcome, Failure):
         raise Refused(outcome)
     return outcome
@@ -355,10 +356,10 @@ async def _wait_for_load(load: _Load, timeout_s: float, on_loading: LoadCallback
 
 async def _run_until_loaded(work: Awaitable[None], load: asyncio.Task[LoadedVersion | Failure]) -> None:
     """Run the work until it or the load ends, then cancel the work. Raises errors of the work."""
-    working = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait((working, load), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, load), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancel_and_wait((working,))
-    if not working.cancelled():
-        working.result()
+        await cancel_and_wait((task,))
+    if not task.cancelled():
+        task.result()

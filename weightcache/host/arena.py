@@ -106,6 +106,6 @@ class Arena:
             self._slabs.pop(number).add_done_callback(self._recycle)
             self.on_slab_end(number)
 
-    def _recycle(self, taken: asyncio.Task[Slab]) -> None:
-        if not taken.cancelled() and taken.exception() is None:
-            self.pool.release(taken.result())
+    def _recycle(self, slab_task: asyncio.Task[Slab]) -> None:
+        if not slab_task.cancelled() and slab_task.exception() is None:
+            self.pool.release(slab_task.result())

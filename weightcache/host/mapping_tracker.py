@@ -74,13 +74,13 @@ class MappingTracker:
         if _is_dead(pidfd):
             os.close(pidfd)
             raise ProcessLookupError(pid)
-        known = self._by_pid.get(pid)
-        if known is not None and _is_dead(known.pidfd):
-            self._end_holder(known)  # its pid was reused before the loop noticed its death
-            known = None
-        if known is not None:
+        tracked = self._by_pid.get(pid)
+        if tracked is not None and _is_dead(tracked.pidfd):
+            self._end_holder(tracked)  # its pid was reused before the loop noticed its death
+            tracked = None
+        if tracked is not None:
             os.close(pidfd)
-            return known
+            return tracked
         holder = Holder(self._next_number, pid, pidfd)
         self._next_number += 1
         self._by_pid[pid] = holder
@@ -110,8 +110,8 @@ class MappingTracker:
 
     async def _check_mappings(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
         """Ask the kernel. Forget the process if it has none of the files and received nothing meanwhile."""
-        may_see = await asyncio.to_thread(_has_mapping, holder.pid, inodes)
-        if not may_see and self._is_idle(holder) and holder.lend_count == times_lent:
+        has_mapping = await asyncio.to_thread(_has_mapping, holder.pid, inodes)
+        if not has_mapping and self._is_idle(holder) and holder.lend_count == times_lent:
             self._end_holder(holder)
 
     def _end_holder(self, holder: Holder) -> None:

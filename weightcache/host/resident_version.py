@@ -30,9 +30,9 @@ class SealedFile:
     def __init__(self, parts: Iterable[bytes]) -> None:
         self.fd = os.memfd_create("kelvin-documents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         for part in parts:
-            left = memoryview(part)
-            while left:
-                left = left[os.write(self.fd, left) :]
+            remaining = memoryview(part)
+            while remaining:
+                remaining = remaining[os.write(self.fd, remaining) :]
         fcntl.fcntl(self.fd, F_ADD_SEALS, DOCUMENT_SEALS)
 
     def __del__(self) -> None:
@@ -75,7 +75,7 @@ class LoadedVersion:
 
 
 def build_resident(
-    raw: bytes, manifest: Manifest, attestations: tuple[SealAttestation, ...], reservation: Reservation
+    manifest_raw: bytes, manifest: Manifest, attestations: tuple[SealAttestation, ...], reservation: Reservation
 ) -> ResidentVersion:
     """Return the version at the places of the reservation."""
     slabs = reservation.slabs
@@ -88,8 +88,8 @@ def build_resident(
     layout = msgspec.json.encode(Layout(total_bytes=manifest.total_bytes, extents=extents, attestations=attestations))
     all_hot = build_tally(reservation, dict.fromkeys(reservation.places, "host"))
     engines = frozenset((seal.fingerprint.torch, seal.fingerprint.device_class) for seal in attestations)
-    documents = SealedFile((raw, layout))
-    return ResidentVersion(slabs, reservation.places, documents, len(raw), len(layout), engines, all_hot)
+    documents = SealedFile((manifest_raw, layout))
+    return ResidentVersion(slabs, reservation.places, documents, len(manifest_raw), len(layout), engines, all_hot)
 
 
 def build_tally(reservation: Reservation, tiers: Mapping[str, str]) -> TierTally:

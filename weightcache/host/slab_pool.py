@@ -182,11 +182,11 @@ class SlabPool:
                     raise Refused(Unavailable("memory for the weight cache")) from fault
         finally:
             self._waiting -= 1
-        own = next((slab for slab in self._free if slab.tenant in (None, tenant)), self._free[0])
-        self._free.remove(own)
-        self._acquired.add(own)
+        slab = next((slab for slab in self._free if slab.tenant in (None, tenant)), self._free[0])
+        self._free.remove(slab)
+        self._acquired.add(slab)
         self._refill_later()
-        return own
+        return slab
 
     def _refill_later(self) -> None:
         if self._refill_timer is not None:

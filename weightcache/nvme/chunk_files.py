@@ -67,38 +67,38 @@ def read_start(fd: int, into: memoryview, *, from_medium: bool = False) -> ReadP
         return ReadPath.CACHED
     # A direct read covers whole pages. The rest is read through the cache: all of it, if O_DIRECT is refused.
     pages = into.nbytes // PAGE_BYTES * PAGE_BYTES
-    done = _read_direct(fd, into[:pages])
-    if done < into.nbytes:
-        _read_rest(fd, into, done)
-    return ReadPath.DIRECT if done else ReadPath.BUFFERED
+    offset = _read_direct(fd, into[:pages])
+    if offset < into.nbytes:
+        _read_rest(fd, into, offset)
+    return ReadPath.DIRECT if offset else ReadPath.BUFFERED
 
 
-def _read_rest(fd: int, into: memoryview, done: int) -> None:
-    while done < into.nbytes:
-        count = os.preadv(fd, [into[done:]], done)  # the interpreter repeats an interrupted read (PEP 475)
+def _read_rest(fd: int, into: memoryview, offset: int) -> None:
+    while offset < into.nbytes:
+        count = os.preadv(fd, [into[offset:]], offset)  # the interpreter repeats an interrupted read (PEP 475)
         if count == 0:
             raise EOFError
-        done += count
+        offset += count
 
 
 def _read_direct(fd: int, into: memoryview) -> int:
     """Return how many bytes were read before the file system refused O_DIRECT or returned a partial page."""
-    done = 0
+    offset = 0
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
         try:
-            while done < into.nbytes and done % PAGE_BYTES == 0:
-                count = os.preadv(fd, [into[done:]], done)
+            while offset < into.nbytes and offset % PAGE_BYTES == 0:
+                count = os.preadv(fd, [into[offset:]], offset)
                 if count == 0:
                     raise EOFError
-                done += count
+                offset += count
         finally:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    return done
+    return offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ChunkFiles:
         try:
             if os.fstat(fd).st_size != into.nbytes:
                 return FileRead(ReadOutcome.LENGTH)
-            way = read_start(fd, into, from_medium=not touch)
+            read_path = read_start(fd, into, from_medium=not touch)
             if touch:
                 with suppress(OSError):  # a read-only disk can still be read
                     os.utime(fd)  # recency survives this process
@@ -193,7 +193,7 @@ class ChunkFiles:
             return FileRead(_outcome_of(error))
         finally:
             os.close(fd)
-        return FileRead(ReadOutcome.WHOLE, way)
+        return FileRead(ReadOutcome.WHOLE, read_path)
 
     def write(self, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
         """Write the file: bytes, sync, name. This order makes a crash harmless. Raises OSError. The name itself is not
@@ -204,10 +204,10 @@ class ChunkFiles:
         try:
             fd = open_direct(staged, flags) if direct else os.open(staged, flags | os.O_CLOEXEC, 0o600)
             try:
-                left = memoryview(data).cast("B")
+                remaining = memoryview(data).cast("B")
                 done = 0
-                while done < left.nbytes:
-                    done += os.pwritev(fd, [left[done:]], done)
+                while done < remaining.nbytes:
+                    done += os.pwritev(fd, [remaining[done:]], done)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
@@ -234,28 +234,28 @@ class ChunkFiles:
         """Remove the least recently used documents until at most `limit_bytes` remain. Raises as `remove`. The newest
         one stays, whatever its size.
         """
-        used = []
+        documents = []
         for path in self.documents(None, None):
             with suppress(OSError):  # deleted meanwhile
                 status = path.stat()
-                used.append((path == newest, _used_at_ns(path, status), status.st_size, path))
-        total, beyond = 0, []
-        for place, (_, _, size, path) in enumerate(sorted(used, reverse=True)):
+                documents.append((path == newest, _used_at_ns(path, status), status.st_size, path))
+        total, to_remove = 0, []
+        for index, (_, _, size, path) in enumerate(sorted(documents, reverse=True)):
             total += size
-            if place and total > limit_bytes:
-                beyond.append(path)
-        self.remove(beyond)
+            if index and total > limit_bytes:
+                to_remove.append(path)
+        self.remove(to_remove)
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Remove these files; some may not exist. Raises OSError if one stays, after removing the others."""
-        refused: OSError | None = None
+        last_error: OSError | None = None
         for path in paths:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                refused = error
-        if refused is not None:
-            raise refused
+                last_error = error
+        if last_error is not None:
+            raise last_error
 
     def quarantine(self, path: Path, name: str) -> None:
         """Move a faulty file aside for inspection. It may not exist any more."""

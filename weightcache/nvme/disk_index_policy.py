@@ -89,10 +89,10 @@ class DiskIndex:
     def trim(self) -> tuple[ChunkKey, ...]:
         """Forget files if the budget shrank, and return them for removal."""
         shares = TenantShares(self._bytes_by_tenant, self.quota_bytes, "")
-        gone = choose_victims(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
-        for key in gone:
+        victims = choose_victims(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
+        for key in victims:
             self.drop(key)
-        return gone
+        return victims
 
     def admit(self, key: ChunkKey, length: int, now: float) -> tuple[ChunkKey, ...] | None:
         """Reserve room for a new file. Return the files to remove, which are forgotten at once.
@@ -102,13 +102,13 @@ class DiskIndex:
 
         A file whose last use lies after `now`, because the clock was set back, gets `now` as its last use.
         """
-        gone = None if key in self._files else self._choose_victims(key[0], length, now)
-        if gone is None:
+        victims = None if key in self._files else self._choose_victims(key[0], length, now)
+        if victims is None:
             return None
-        for old in gone:
-            self.drop(old)
+        for victim in victims:
+            self.drop(victim)
         self._add(key, _File(length, now, is_written=False))
-        return gone
+        return victims
 
     def has_room_for(self, tenant: str, length: int) -> bool:
         """Return whether `admit` would accept a new file of the tenant now."""
@@ -166,21 +166,22 @@ class DiskIndex:
         """Return the files to remove for a new one, and for some after it. None if it does not fit."""
         if length > self.quota_bytes:
             return None
-        short = self._total + length - self.budget_bytes
-        if short <= 0:
+        needed_bytes = self._total + length - self.budget_bytes
+        if needed_bytes <= 0:
             return ()
-        more = max(0, min(self.budget_bytes // EVICTION_DIVISOR, self.quota_bytes // QUOTA_EVICTION_DIVISOR) - short)
-        own = self.quota_bytes - self._bytes_by_tenant[tenant] - length  # what the tenant may have in addition
-        more = min(more, own) if own >= 0 else more
-        gone = self._victims_for(tenant, length + more, short + more, now)
-        if gone is None and more:
-            gone = self._victims_for(tenant, length, short, now)
-        return gone
+        batch_bytes = min(self.budget_bytes // EVICTION_DIVISOR, self.quota_bytes // QUOTA_EVICTION_DIVISOR)
+        extra_bytes = max(0, batch_bytes - needed_bytes)
+        quota_left = self.quota_bytes - self._bytes_by_tenant[tenant] - length  # what the tenant may have in addition
+        extra_bytes = min(extra_bytes, quota_left) if quota_left >= 0 else extra_bytes
+        victims = self._victims_for(tenant, length + extra_bytes, needed_bytes + extra_bytes, now)
+        if victims is None and extra_bytes:
+            victims = self._victims_for(tenant, length, needed_bytes, now)
+        return victims
 
-    def _victims_for(self, tenant: str, coming: int, short: int, now: float) -> tuple[ChunkKey, ...] | None:
-        """Return the files to remove so that `coming` bytes of the tenant fit; `short` bytes must be freed."""
-        shares = TenantShares(self._bytes_by_tenant + Counter({tenant: coming}), self.quota_bytes, tenant)
-        return choose_victims(self._idle(now), short, HALF_LIFE_S, shares)
+    def _victims_for(self, tenant: str, added_bytes: int, needed_bytes: int, now: float) -> tuple[ChunkKey, ...] | None:
+        """Return the files to remove so that `added_bytes` of the tenant fit; `needed_bytes` must be freed."""
+        shares = TenantShares(self._bytes_by_tenant + Counter({tenant: added_bytes}), self.quota_bytes, tenant)
+        return choose_victims(self._idle(now), needed_bytes, HALF_LIFE_S, shares)
 
     def _idle(self, now: float) -> Iterable[Candidate[ChunkKey]]:
         for key, file in self._files.items():

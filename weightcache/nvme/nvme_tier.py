@@ -87,10 +87,10 @@ class NvmeTier:
     ) -> ReadOutcome:
         """Fetch as `Source.fetch` does. If another call is writing the chunk here, wait for that and read its file."""
         key = (tenant, digest)
-        if (coming := self._writing.get(key)) is not None:
-            await coming.wait()
-        copy = self.index.file_identity(key)
-        if copy is None:
+        if (write_end := self._writing.get(key)) is not None:
+            await write_end.wait()
+        file_identity = self.index.file_identity(key)
+        if file_identity is None:
             return ReadOutcome.ABSENT
         path, tag = self._files.chunk_path(*key), self.index.tag(key)
         reading, verdict = await run_uncancellable(self._threads, self._read, path, digest, into, tag)
@@ -98,7 +98,7 @@ class NvmeTier:
         if verdict is None and reading.outcome is ReadOutcome.WHOLE:
             verdict = await self._verifier.compare_in_thread(into, digest, tag)
         outcome = reading.outcome if verdict is None else verdict.outcome
-        if outcome in FAULTS and self.index.file_identity(key) is not copy:
+        if outcome in FAULTS and self.index.file_identity(key) is not file_identity:
             return ReadOutcome.ABSENT  # evicted or quarantined meanwhile: the current file is another one
         if outcome is ReadOutcome.MISSING:
             self.index.drop(key)
@@ -132,14 +132,14 @@ class NvmeTier:
         not count as a use. Raises `Refused(Unavailable)`.
         """
         key = (tenant, digest)
-        copy = self.index.file_identity(key)
-        if copy is None:
+        file_identity = self.index.file_identity(key)
+        if file_identity is None:
             return ReadOutcome.ABSENT
         read = partial(self._files.read, touch=False)
         reading = await run_uncancellable(self._threads, read, self._files.chunk_path(*key), into)
         verdict = await self._verifier.compare_in_thread(into, digest) if reading.outcome is ReadOutcome.WHOLE else None
         outcome = reading.outcome if verdict is None else verdict.outcome
-        if outcome in FAULTS and self.index.file_identity(key) is not copy:
+        if outcome in FAULTS and self.index.file_identity(key) is not file_identity:
             return ReadOutcome.ABSENT  # as in `fetch`
         self._remember_tag(key, verdict)
         return outcome
@@ -159,32 +159,32 @@ class NvmeTier:
         return {key: size for key, size in sizes.items() if size is not None}
 
     @contextmanager
-    def marking_write(self, tenant: str, digest: str) -> Iterator[None]:
+    def mark_writing(self, tenant: str, digest: str) -> Iterator[None]:
         """Mark the chunk as being fetched or written while the block runs. Other calls for it wait meanwhile. Blocks
         may nest: one call writes the chunk that another one is fetching. Waiters then wait for both.
         """
-        key, event = (tenant, digest), asyncio.Event()
+        key, write_end = (tenant, digest), asyncio.Event()
         outer = self._writing.get(key)
-        self._writing[key] = event
+        self._writing[key] = write_end
         try:
             yield
         finally:
-            event.set()
-            if self._writing.get(key) is event:
+            write_end.set()
+            if self._writing.get(key) is write_end:
                 del self._writing[key]
                 if outer is not None and not outer.is_set():
                     self._writing[key] = outer
 
     async def wait_until_written(self, tenant: str, digest: str) -> bool:
         """Wait until no other call fetches or writes the chunk. Return whether its file can be read then."""
-        while (coming := self._writing.get((tenant, digest))) is not None:
-            await coming.wait()
+        while (write_end := self._writing.get((tenant, digest))) is not None:
+            await write_end.wait()
         return self.index.is_readable((tenant, digest))
 
     async def wait_until_idle(self) -> None:
         """Wait for the chunks that calls are fetching or writing now, but not for later ones."""
-        for coming in tuple(self._writing.values()):
-            await coming.wait()
+        for write_end in tuple(self._writing.values()):
+            await write_end.wait()
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """Move the chunk's faulty file to the quarantine. Until then, no new file is written in its place."""
@@ -203,16 +203,16 @@ class NvmeTier:
         key = (tenant, digest)
         if key in self._removing:  # the removal would delete the new file
             return False
-        gone = self.index.admit(key, data.nbytes, self._wall_s())
-        if gone is None:
+        victims = self.index.admit(key, data.nbytes, self._wall_s())
+        if victims is None:
             return False
-        with self.marking_write(tenant, digest):
-            return await self._write(key, data, gone)
+        with self.mark_writing(tenant, digest):
+            return await self._write(key, data, victims)
 
-    async def _write(self, key: ChunkKey, data: memoryview, gone: tuple[ChunkKey, ...]) -> bool:
-        """Write the chunk's file after removing the files in `gone` to make room."""
+    async def _write(self, key: ChunkKey, data: memoryview, victims: tuple[ChunkKey, ...]) -> bool:
+        """Write the chunk's file after removing `victims` to make room."""
         try:
-            await self._remove(gone)
+            await self._remove(victims)
             await run_uncancellable(self._threads, self._files.write, self._files.chunk_path(*key), data, direct=True)
         except BaseException as error:
             self.index.drop(key)

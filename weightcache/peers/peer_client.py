@@ -87,21 +87,21 @@ class Peer:
         try:
             async with self._session.post(
                 self.url + query_path(tenant), data=body, headers=request_headers(), timeout=timeout
-            ) as answer:
-                raw = await answer.read()
-                if answer.status != 200:
+            ) as response:
+                raw = await response.read()
+                if response.status != 200:
                     raise Refused(Unavailable("a peer"))
-            found = decode(raw, ChunkStates, field="answer of a peer")
-            if len(found.standings) != len(digests):
+            answer = decode(raw, ChunkStates, field="answer of a peer")
+            if len(answer.standings) != len(digests):
                 raise Refused(Unavailable("a peer"))
-            states = [ChunkState(letter) for letter in found.standings]
+            states = [ChunkState(letter) for letter in answer.standings]
         except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
             self._record_failure(error)
             return None
         self._failure_counts[QUERY] = 0  # this answer does not prove that chunks arrive
-        self.node = found.node
-        if found.moved != self._progress_count:
-            self._progress_count, self.progress_at_s = found.moved, self._clock()
+        self.node = answer.node
+        if answer.moved != self._progress_count:
+            self._progress_count, self.progress_at_s = answer.moved, self._clock()
         return states
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> ReadOutcome:
@@ -138,33 +138,34 @@ class Peer:
             log.error("a peer sent wrong bytes and is put aside", extra=fields)
         self._away_until_s = self._clock() + WRONG_BYTES_PAUSE_S
 
-    async def _read(self, tenant: str, digest: str, into: memoryview, begin: int) -> ReadOutcome:
+    async def _read(self, tenant: str, digest: str, into: memoryview, first_byte: int) -> ReadOutcome:
         length = into.nbytes
         timeout = aiohttp.ClientTimeout(
             total=SILENCE_S + length / SLOWEST_BYTES_PER_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
         )
-        headers = request_headers({"range": f"bytes={begin}-"})
-        async with self._session.get(self.url + chunk_path(tenant, digest), headers=headers, timeout=timeout) as answer:
-            if answer.status == 404:
+        headers = request_headers({"range": f"bytes={first_byte}-"})
+        url = self.url + chunk_path(tenant, digest)
+        async with self._session.get(url, headers=headers, timeout=timeout) as response:
+            if response.status == 404:
                 return ReadOutcome.ABSENT
-            if answer.status == 503:
-                self._record_busy(_busy_s(answer.headers.get("retry-after")))
+            if response.status == 503:
+                self._record_busy(_busy_s(response.headers.get("retry-after")))
                 raise PeerBusy
-            if answer.status not in (206, 416):
-                raise aiohttp.ClientPayloadError(f"status {answer.status}")
-            if answer.headers.get("content-range") != f"bytes {begin}-{length - 1}/{length}":
+            if response.status not in (206, 416):
+                raise aiohttp.ClientPayloadError(f"status {response.status}")
+            if response.headers.get("content-range") != f"bytes {first_byte}-{length - 1}/{length}":
                 return ReadOutcome.LENGTH
-            done = begin
+            received_bytes = first_byte
             try:
-                async for piece in answer.content.iter_any():
-                    if done + len(piece) > length:
+                async for piece in response.content.iter_any():
+                    if received_bytes + len(piece) > length:
                         return ReadOutcome.LENGTH
-                    into[done : done + len(piece)] = piece
-                    done += len(piece)
+                    into[received_bytes : received_bytes + len(piece)] = piece
+                    received_bytes += len(piece)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise _ResponseCut(done) from error
-            if done < length:
-                raise _ResponseCut(done)
+                raise _ResponseCut(received_bytes) from error
+            if received_bytes < length:
+                raise _ResponseCut(received_bytes)
             return ReadOutcome.WHOLE
 
     def _record_busy(self, wait_s: float) -> None:

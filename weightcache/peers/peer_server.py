@@ -90,10 +90,10 @@ class PeerExports:
                 # The mapping is not closed here, because the traceback of a failed read may still hold views of it.
                 view = memoryview(mmap.mmap(-1, max(length, 1)))[:length]
                 try:
-                    read = await self._nvme.fetch(tenant, digest, view)
+                    outcome = await self._nvme.fetch(tenant, digest, view)
                 except Refused as error:  # the disk fails, so let the peer use another source at once
                     raise Refused(NotFound("chunk", digest)) from error
-                if await self._verifier.verify_read(self._nvme, read, tenant, digest, view) not in GOOD_OUTCOMES:
+                if await self._verifier.verify_read(self._nvme, outcome, tenant, digest, view) not in GOOD_OUTCOMES:
                     raise Refused(NotFound("chunk", digest))
                 yield view.toreadonly()
             else:
@@ -169,15 +169,15 @@ class PeerServer:
         parts = request.path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "v1", "chunks"]:
             raise Refused(NotFound("route", request.path[:80]))
-        tenant, last = require_dns_label(parts[3], "tenant"), parts[4]
-        method = "POST" if last == "have" else "GET"
+        tenant, name = require_dns_label(parts[3], "tenant"), parts[4]
+        method = "POST" if name == "have" else "GET"
         if request.method != method:
             raise Refused(MethodNotAllowed(request.method, (method,)))
-        if last == "have":
+        if name == "have":
             async with asyncio.timeout(self._stall_s):
                 body = await request.read()
             return await self._answer_query(tenant, decode(body, ChunkQuery))
-        digest = _digest(last)
+        digest = _digest(name)
         async with self._exports.open_chunk(tenant, digest) as chunk:
             return await self._send(request, chunk)
 
@@ -187,26 +187,26 @@ class PeerServer:
 
     async def _send(self, request: BaseRequest, chunk: memoryview) -> web.StreamResponse:
         """Send the chunk, or the requested range of it (RFC 9110, 14)."""
-        size = chunk.nbytes
-        first, last = _range(request, size)
+        chunk_bytes = chunk.nbytes
+        first, last = _range(request, chunk_bytes)
         if first > last:
-            return web.Response(status=416, headers={"content-range": f"bytes */{size}"})
-        answer = web.StreamResponse(status=206 if "range" in request.headers else 200)
-        answer.content_type = "application/octet-stream"
-        answer.content_length = last + 1 - first
-        if answer.status == 206:
-            answer.headers["content-range"] = f"bytes {first}-{last}/{size}"
+            return web.Response(status=416, headers={"content-range": f"bytes */{chunk_bytes}"})
+        response = web.StreamResponse(status=206 if "range" in request.headers else 200)
+        response.content_type = "application/octet-stream"
+        response.content_length = last + 1 - first
+        if response.status == 206:
+            response.headers["content-range"] = f"bytes {first}-{last}/{chunk_bytes}"
         async with asyncio.timeout(self._stall_s + (last + 1 - first) / SLOWEST_BYTES_PER_S):
-            await answer.prepare(request)
-            for at in range(first, last + 1, PIECE_BYTES):
+            await response.prepare(request)
+            for begin in range(first, last + 1, PIECE_BYTES):
                 # Copy the piece: the transport may still hold it after the slab is given back.
-                piece = bytes(chunk[at : min(at + PIECE_BYTES, last + 1)])
+                piece = bytes(chunk[begin : min(begin + PIECE_BYTES, last + 1)])
                 async with asyncio.timeout(self._stall_s):
-                    await answer.write(piece)
+                    await response.write(piece)
                 self._counters.peer_sent_bytes += len(piece)
-            await answer.write_eof()
+            await response.write_eof()
         self._counters.peer_sent_chunks += 1
-        return answer
+        return response
 
     def _cut(self, request: BaseRequest) -> None:
         """Abort the connection of a node that is too slow or gone, including buffered bytes."""

@@ -80,7 +80,7 @@ class PeerTier:
         """Fetch as `Source.fetch` does. Returns `ABSENT` if no reachable node has the chunk now."""
         key = tenant, digest
         await self.group.query_peers(key)  # needed if the copy on this node's disk is wrong
-        away: Refused | None = None
+        unavailable: Refused | None = None
         while (peer := self._find_holder(key)) is not None:
             if peer.is_busy:
                 await asyncio.sleep(BUSY_PAUSE_S)
@@ -90,7 +90,7 @@ class PeerTier:
             except PeerBusy:
                 continue
             except Refused as refused:
-                away = refused
+                unavailable = refused
                 self.group.forget_states(peer)
                 continue
             if outcome is ReadOutcome.ABSENT:
@@ -98,8 +98,8 @@ class PeerTier:
                 continue
             self._last_senders[key] = peer
             return outcome
-        if away is not None:
-            raise away
+        if unavailable is not None:
+            raise unavailable
         return ReadOutcome.ABSENT
 
     async def quarantine(self, tenant: str, digest: str) -> None:

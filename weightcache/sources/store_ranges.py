@@ -36,29 +36,30 @@ class StoreRanges:
     async def read(self, key: str, offset: int, into: memoryview, slot: ReadSlot) -> None:
         """Fill `into` from `offset`, as `RangeReader.read_into` does, in parts."""
         reads: list[asyncio.Task[None]] = []
-        at = 0
+        begin = 0
         try:
             while not any(map(_has_failed, reads)):
-                nbytes = await slot.request_part(into.nbytes - at)
-                reads.append(asyncio.create_task(self._read_part(key, offset + at, into[at : at + nbytes], slot)))
-                at += nbytes
-                if at >= into.nbytes:
+                nbytes = await slot.request_part(into.nbytes - begin)
+                part = self._read_part(key, offset + begin, into[begin : begin + nbytes], slot)
+                reads.append(asyncio.create_task(part))
+                begin += nbytes
+                if begin >= into.nbytes:
                     break
             await asyncio.gather(*reads)
         finally:
             await cancel_and_wait(reads)
 
     async def _read_part(self, key: str, offset: int, into: memoryview, slot: ReadSlot) -> None:
-        came, read = 0, self.window.begin(time.monotonic())
+        arrived_bytes, transfer = 0, self.window.begin(time.monotonic())
         try:
             await self._read_hedged(key, offset, into)
-            came = into.nbytes
+            arrived_bytes = into.nbytes
         finally:
-            self.window.end(read, came, time.monotonic())
-        slot.record_arrival(came)
+            self.window.end(transfer, arrived_bytes, time.monotonic())
+        slot.record_arrival(arrived_bytes)
 
     async def _read_hedged(self, key: str, offset: int, into: memoryview) -> None:
-        began = time.monotonic()
+        began_s = time.monotonic()
         late_s = self._hedging.begin_read(into.nbytes)
         first = asyncio.create_task(self._store.read_into(key, offset, into))
         try:
@@ -72,20 +73,20 @@ class StoreRanges:
                 await first
         finally:
             await cancel_and_wait((first,))
-        self._hedging.record_read(into.nbytes, time.monotonic() - began)
+        self._hedging.record_read(into.nbytes, time.monotonic() - began_s)
 
     async def _race(self, first: asyncio.Task[None], key: str, offset: int, into: memoryview) -> None:
         """Return once either read has filled `into`. If both fail, raise the first one's error."""
         self._counters.hedges += 1
-        began = time.monotonic()
-        spare = bytearray(into.nbytes)
-        second = asyncio.create_task(self._store.read_into(key, offset, memoryview(spare)))
+        began_s = time.monotonic()
+        spare_buffer = bytearray(into.nbytes)
+        second = asyncio.create_task(self._store.read_into(key, offset, memoryview(spare_buffer)))
         try:
             await _wait_for_success((first, second))
             if _succeeded(second) and not _succeeded(first):
-                self._hedging.record_read(into.nbytes, time.monotonic() - began)
+                self._hedging.record_read(into.nbytes, time.monotonic() - began_s)
                 await cancel_and_wait((first,))  # nothing else writes there from now on
-                into[:] = spare
+                into[:] = spare_buffer
                 self._counters.hedges_won += 1
             else:
                 await first
@@ -104,9 +105,9 @@ class _SlotReader:
 
 async def _wait_for_success(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
     """Wait until one task has succeeded, or both have ended."""
-    left = set(tasks)
-    while left and not any(map(_succeeded, tasks)):
-        _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+    pending = set(tasks)
+    while pending and not any(map(_succeeded, tasks)):
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _has_failed(task: asyncio.Task[None]) -> bool:

@@ -64,8 +64,11 @@ class _PackTable:
     def forget_packs(self, packs: set[str]) -> None:
         self.known_packs -= packs
         if packs:
-            left = {digest: tuple(at for at in known if at.pack not in packs) for digest, known in self.chunks.items()}
-            self.chunks = {digest: known for digest, known in left.items() if known}
+            remaining = {
+                digest: tuple(place for place in places if place.pack not in packs)
+                for digest, places in self.chunks.items()
+            }
+            self.chunks = {digest: places for digest, places in remaining.items() if places}
 
 
 class StoreTier:
@@ -101,20 +104,20 @@ class StoreTier:
     ) -> ReadOutcome:
         """Fetch as `Source.fetch` does. Raises BlobUnavailable, which is a `Refused(Unavailable)`."""
         reader = self._ranges.reader_for(slot)
-        away: BlobUnavailable | None = None
+        unavailable: BlobUnavailable | None = None
         places = await self._locate(tenant, digest, stale=())
         try:
             outcome = await self._read_first(tenant, digest, places, into, reader)
         except BlobUnavailable as error:
-            outcome, away = ReadOutcome.ABSENT, error
+            outcome, unavailable = ReadOutcome.ABSENT, error
         # The packs were collected or are unavailable: other packs may have the chunk.
         if outcome is ReadOutcome.ABSENT and places:
             fresh = await self._locate(tenant, digest, stale=places)
             for place in places:
                 self._table(tenant).put_last(digest, place)  # `quarantine` doubts the first place
             outcome = await self._read_first(tenant, digest, fresh, into, reader)
-        if outcome is ReadOutcome.ABSENT and away is not None:
-            raise away
+        if outcome is ReadOutcome.ABSENT and unavailable is not None:
+            raise unavailable
         return outcome
 
     async def find_length(self, tenant: str, digest: str) -> int | None:
@@ -141,17 +144,17 @@ class StoreTier:
         self, tenant: str, digest: str, places: Iterable[ChunkLocation], into: memoryview, reader: RangeReader
     ) -> ReadOutcome:
         """Read from the first place that has a copy. Raises BlobUnavailable if none has, and some did not answer."""
-        away: BlobUnavailable | None = None
+        unavailable: BlobUnavailable | None = None
         for place in places:
             try:
                 outcome = await self._read(tenant, place, into, reader)
             except BlobUnavailable as error:
-                outcome, away = ReadOutcome.AWAY, error
+                outcome, unavailable = ReadOutcome.AWAY, error
             if outcome not in (ReadOutcome.ABSENT, ReadOutcome.AWAY):
                 return outcome
             self._table(tenant).put_last(digest, place)
-        if away is not None:
-            raise away
+        if unavailable is not None:
+            raise unavailable
         return ReadOutcome.ABSENT
 
     async def _read(self, tenant: str, place: ChunkLocation, into: memoryview, reader: RangeReader) -> ReadOutcome:
@@ -177,8 +180,8 @@ class StoreTier:
             if digest not in table.chunks:  # a kept file's index may have been replaced by one with another layout
                 table.forget_packs({pack for pack in table.known_packs if digest_of_file_pack(pack) is not None})
                 await self._read_indexes(tenant, table, digest, stale)
-            if (wrong := table.wrong_copies.pop(digest, None)) is not None:
-                table.put_last(digest, wrong)
+            if (wrong_copy := table.wrong_copies.pop(digest, None)) is not None:
+                table.put_last(digest, wrong_copy)
         fresh = _without_stale(table.chunks.get(digest, ()), stale)
         if not fresh and table.unavailable_packs:
             raise next(iter(table.unavailable_packs.values()))
@@ -202,17 +205,17 @@ class StoreTier:
         # (1)
         for version in [version for version, digests in table.expected_versions.items() if digest in digests]:
             table.expected_versions.pop(version, None)  # it may have been dropped meanwhile
-            named = await self._pack_list(tenant, version)
-            await self._read_tables(tenant, table, [pack for pack in named if pack not in table.known_packs])
+            listed_packs = await self._pack_list(tenant, version)
+            await self._read_tables(tenant, table, [pack for pack in listed_packs if pack not in table.known_packs])
         # (2)
         await self._read_listed(tenant, table, is_found)
         if is_found():
             return
         # (3)
-        there = {object_name(key) for key in await list_objects(self._store, tenant, PACKS)}
-        table.forget_packs(table.known_packs - there)
+        existing_packs = {object_name(key) for key in await list_objects(self._store, tenant, PACKS)}
+        table.forget_packs(table.known_packs - existing_packs)
         table.unavailable_packs.clear()
-        table.unread_packs = sorted(there - table.known_packs)
+        table.unread_packs = sorted(existing_packs - table.known_packs)
         await self._read_listed(tenant, table, is_found)
 
     async def _read_listed(self, tenant: str, table: _PackTable, is_found: Callable[[], bool]) -> None:
@@ -232,7 +235,7 @@ class StoreTier:
         more than MAX_UNAVAILABLE_PACKS are unavailable.
         """
 
-        async def look(pack: str) -> tuple[str, dict[str, ChunkLocation] | None]:
+        async def read_index(pack: str) -> tuple[str, dict[str, ChunkLocation] | None]:
             try:
                 return pack, await self._try_read_index(tenant, pack)
             except BlobUnavailable as error:
@@ -242,7 +245,7 @@ class StoreTier:
                 log.warning("a pack's index is unavailable", extra={"tenant": tenant, "pack": pack})
                 return pack, None
 
-        for pack, places in await bounded_gather(look, packs):
+        for pack, places in await bounded_gather(read_index, packs):
             if places is None:
                 continue
             table.known_packs.add(pack)

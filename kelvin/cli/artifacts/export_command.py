@@ -47,8 +47,8 @@ from snapshotter.intake.policy.tensors_index import (
     PREFIX_BYTES,
     ContentCheck,
     IndexEntry,
-    index_bytes,
     index_end,
+    max_index_bytes,
     parse_index,
 )
 
@@ -67,7 +67,7 @@ def check_fits(manifest: Manifest) -> None:
     """
     if manifest.signature is not None:
         raise Refused(InvalidRequest("format", "tensors", "this version is a graph: export it as it was pushed"))
-    need = sum(index_bytes(tensor.name, tensor.dtype, tensor.shape) for tensor in manifest.tensors)
+    need = sum(max_index_bytes(tensor.name, tensor.dtype, tensor.shape) for tensor in manifest.tensors)
     if need > INDEX_BYTES:
         raise Refused(CapacityExceeded("bytes of a .tensors file's index", need, INDEX_BYTES))
 
@@ -157,7 +157,7 @@ class ExportClient(PushClient):
         """Return the manifest, checked against the version's digest. Raises `Refused`."""
         return decode_manifest(self._call("GET", f"/push/v1/manifests/{version}", b"").content, version)
 
-    def try_original(self, version: str) -> Original | None:
+    def find_original(self, version: str) -> Original | None:
         """Return digest, size and layout of the pushed tensorizer file, or None. Not verified. Raises `Refused`."""
         try:
             return decode_response(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
@@ -208,7 +208,7 @@ def export_version(
     progress.begin("looking", None)
     calls = ExportClient(client, retry_policy)
     manifest = calls.manifest(version)
-    original = calls.try_original(version) if form == "tensors" else None
+    original = calls.find_original(version) if form == "tensors" else None
     if form == "tensors" and original is None:
         check_fits(manifest)
     layout = plan_layout(manifest, version) if original is None else plan_original_layout(manifest, version, original)

@@ -36,7 +36,7 @@ from snapshotter.intake.policy.model_config import (
     check_tokenizer_fits,
     compute_dtype,
     embedding_rows,
-    find_code_wish,
+    find_code_request,
     highest_token_id,
 )
 from snapshotter.intake.policy.predictor_intake import admit_predictor
@@ -58,7 +58,7 @@ class Intake:
     dtype: EngineDtype = "float32"
     highest_token_id: int = -1
     signature: Signature | None = None
-    whole: KeptTensorizer | None = None  # the only weights file, if it is stored unchanged
+    kept_tensorizer: KeptTensorizer | None = None  # the only weights file, if it is stored unchanged
 
     @property
     def total_bytes(self) -> int:
@@ -78,16 +78,16 @@ def admit(request: PlanRequest) -> Intake:
         return Intake(files=found.files, signature=found.signature)
     parsed = _read_small_files(request.small_files)
     indexed = _read_index(parsed.pop(INDEX_FILE)) if INDEX_FILE in parsed else None
-    _check_choice(request, indexed)
+    _check_sent_weights(request, indexed)
     tensors = _read_headers(request.weights)
     if indexed is not None:
         _check_index(indexed, tensors)
-    taken = {tensor.name for tensor in tensors} & parsed.keys()
-    if taken:
-        raise Refused(ArtifactRejected(min(taken), "a tensor has the name of a pinned file"))
-    highest = highest_token_id(parsed[TOKENIZER])
+    clashing_names = {tensor.name for tensor in tensors} & parsed.keys()
+    if clashing_names:
+        raise Refused(ArtifactRejected(min(clashing_names), "a tensor has the name of a pinned file"))
+    highest_id = highest_token_id(parsed[TOKENIZER])
     rows = embedding_rows(parsed[CONFIG], tensors)
-    check_tokenizer_fits(highest, rows)
+    check_tokenizer_fits(highest_id, rows)
     for path in (CONFIG, GENERATION):
         check_special_ids(path, parsed.get(path, {}), rows)
     pinned = sorted((file for file in request.small_files if file.path != INDEX_FILE), key=lambda file: file.path)
@@ -96,8 +96,8 @@ def admit(request: PlanRequest) -> Intake:
         tensors=tensors,
         config_json=next(file.content for file in pinned if file.path == CONFIG).decode(),
         dtype=compute_dtype(parsed[CONFIG], tensors),
-        highest_token_id=highest,
-        whole=_whole(request.weights[0]),
+        highest_token_id=highest_id,
+        kept_tensorizer=_kept_tensorizer(request.weights[0]),
     )
 
 
@@ -126,7 +126,7 @@ def _read_small_files(files: tuple[SmallFile, ...]) -> dict[str, JsonObject]:
 def _read_json(file: SmallFile) -> JsonObject:
     found = parse_object(file.content, file.path)
     # Vocabularies and tensor names may hold any word without naming code.
-    if file.path not in (TOKENIZER, INDEX_FILE) and (wish := find_code_wish(found)) is not None:
+    if file.path not in (TOKENIZER, INDEX_FILE) and (wish := find_code_request(found)) is not None:
         raise Refused(
             ArtifactRejected(file.path, f"'{wish}' asks for code from the model's directory: {FileRole.CODE.value}")
         )
@@ -154,23 +154,23 @@ def indexed_files(index: bytes) -> frozenset[str]:
     return frozenset(_read_index(parse_object(index, INDEX_FILE)).values())
 
 
-def _check_choice(request: PlanRequest, indexed: dict[str, str] | None) -> None:
+def _check_sent_weights(request: PlanRequest, indexed: dict[str, str] | None) -> None:
     """Check that exactly the directory's weights were sent."""
     sent = {file.path for file in request.weights}
     if any(path.endswith(TENSORS_SUFFIX) for path in sent):
-        _check_single(request, sent)
+        _check_tensorizer_push(request, sent)
         return
     candidates = sent | {path for path in request.other_paths if role_of(path) is FileRole.WEIGHTS}
     chosen = choose_weights(candidates, None if indexed is None else frozenset(indexed.values()))
     if sent != set(chosen):
-        wrong = min(sent.symmetric_difference(chosen))
-        raise Refused(ArtifactRejected(wrong, f"the weights of this directory are {', '.join(chosen[:5])}"))
+        wrong_path = min(sent.symmetric_difference(chosen))
+        raise Refused(ArtifactRejected(wrong_path, f"the weights of this directory are {', '.join(chosen[:5])}"))
     left_out = {path for path in request.other_paths if role_of(path) in (FileRole.PINNED, FileRole.INDEX)}
     if left_out:
         raise Refused(ArtifactRejected(min(left_out), "it must be sent whole"))
 
 
-def _check_single(request: PlanRequest, sent: set[str]) -> None:
+def _check_tensorizer_push(request: PlanRequest, sent: set[str]) -> None:
     """Check a tensorizer push. Its client names the file, which contains all weights."""
     if len(sent) > 1 or (path := next(iter(sent))).count("/"):
         rule = "a tensorizer file is pushed alone, without other weights"
@@ -184,15 +184,16 @@ def _read_headers(weights: tuple[WeightsFile, ...]) -> tuple[SourceTensor, ...]:
     if sum(len(file.header) for file in weights) + sum(map(len, between)) > MAX_TOTAL_HEADER_BYTES:
         rule = f"the headers of all files have more than {MAX_TOTAL_HEADER_BYTES} bytes"
         raise Refused(ArtifactRejected(weights[0].path, rule))
-    found: dict[str, SourceTensor] = {}
+    tensor_by_name: dict[str, SourceTensor] = {}
     for file in sorted(weights, key=lambda file: file.path):
         for tensor in _read_header(file):
-            if (twin := found.get(tensor.name)) is not None:
-                raise Refused(ArtifactRejected(file.path, f"tensor {tensor.name[:80]!r} is in {twin.path} too"))
-            found[tensor.name] = tensor
-    if not 0 < len(found) <= MAX_TENSORS:
-        raise Refused(ArtifactRejected(weights[0].path, f"a model has 1 to {MAX_TENSORS} tensors, not {len(found)}"))
-    return tuple(found[name] for name in sorted(found))
+            if (duplicate := tensor_by_name.get(tensor.name)) is not None:
+                raise Refused(ArtifactRejected(file.path, f"tensor {tensor.name[:80]!r} is in {duplicate.path} too"))
+            tensor_by_name[tensor.name] = tensor
+    if not 0 < len(tensor_by_name) <= MAX_TENSORS:
+        rule = f"a model has 1 to {MAX_TENSORS} tensors, not {len(tensor_by_name)}"
+        raise Refused(ArtifactRejected(weights[0].path, rule))
+    return tuple(tensor_by_name[name] for name in sorted(tensor_by_name))
 
 
 def _read_header(file: WeightsFile) -> tuple[SourceTensor, ...]:
@@ -201,7 +202,7 @@ def _read_header(file: WeightsFile) -> tuple[SourceTensor, ...]:
     return parse_header(file.path, file.header, file.size)
 
 
-def _whole(file: WeightsFile) -> KeptTensorizer | None:
+def _kept_tensorizer(file: WeightsFile) -> KeptTensorizer | None:
     if file.whole is None:
         return None
     if not file.path.endswith(TENSORS_SUFFIX):
@@ -211,10 +212,10 @@ def _whole(file: WeightsFile) -> KeptTensorizer | None:
 
 def _check_index(indexed: dict[str, str], tensors: tuple[SourceTensor, ...]) -> None:
     """Check that index and headers name the same tensors in the same files, each once."""
-    placed = {tensor.name: tensor.path for tensor in tensors}
-    differing = set(indexed.items()) ^ set(placed.items())
+    path_by_name = {tensor.name: tensor.path for tensor in tensors}
+    differing = set(indexed.items()) ^ set(path_by_name.items())
     if differing:
         name = min(name for name, _ in differing)
-        stated, found = indexed.get(name, "no file"), placed.get(name, "none")
-        rule = f"it puts tensor {name[:80]!r} into {stated[:80]}, but the headers have it in {found}"
+        stated_path, actual_path = indexed.get(name, "no file"), path_by_name.get(name, "none")
+        rule = f"it puts tensor {name[:80]!r} into {stated_path[:80]}, but the headers have it in {actual_path}"
         raise Refused(ArtifactRejected(INDEX_FILE, rule))

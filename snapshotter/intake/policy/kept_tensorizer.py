@@ -39,9 +39,9 @@ class FilePart:
 
 def check_kept_tensorizer(file: WeightsFile, whole: WholeFile, entries: Sequence[IndexEntry]) -> KeptTensorizer:
     """Check the bytes between the tensors against the index. Raises `Refused(ArtifactRejected)`."""
-    want = file.size - len(file.header) - sum(entry.tensor.nbytes for entry in entries)
-    if len(whole.between) != want:
-        rule = f"{want} bytes of it belong to no tensor, but {len(whole.between)} were sent"
+    expected_bytes = file.size - len(file.header) - sum(entry.tensor.nbytes for entry in entries)
+    if len(whole.between) != expected_bytes:
+        rule = f"{expected_bytes} bytes of it belong to no tensor, but {len(whole.between)} were sent"
         raise Refused(ArtifactRejected(file.path, rule))
     start = 0
     for entry in entries:
@@ -65,15 +65,15 @@ def unchunked_spans(index: FileIndex) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def holds_weights_of(index: FileIndex, manifest: Manifest) -> bool:
+def has_weights_of(index: FileIndex, manifest: Manifest) -> bool:
     """Return whether the file's chunks are the version's chunks, without those of the pinned files."""
     files_end = max((file.offset + file.size for file in manifest.files), default=0)
-    end = loose = 0
+    end = file_chunk_count = 0
     while end < files_end:
-        end += manifest.chunks[loose].length
-        loose += 1
+        end += manifest.chunks[file_chunk_count].length
+        file_chunk_count += 1
     return bool(index.chunks) and [chunk.digest for chunk in index.chunks] == [
-        chunk.digest for chunk in manifest.chunks[loose:]
+        chunk.digest for chunk in manifest.chunks[file_chunk_count:]
     ]
 
 
@@ -85,12 +85,12 @@ def file_parts(chunks: Iterable[PlannedChunk], digests: Iterable[str], size: int
         for piece in chunk.pieces:
             placed.append((piece.offset, FilePart(digest, chunk_offset, piece.length)))
             chunk_offset += piece.length + piece.pad
-    end = rest = 0
+    end = rest_offset = 0
     for offset, part in sorted(placed, key=lambda pair: pair[0]):
         if offset > end:
-            yield FilePart(None, rest, offset - end)
-            rest += offset - end
+            yield FilePart(None, rest_offset, offset - end)
+            rest_offset += offset - end
         yield part
         end = offset + part.length
     if size > end:
-        yield FilePart(None, rest, size - end)
+        yield FilePart(None, rest_offset, size - end)

@@ -32,10 +32,10 @@ class _Item:
 
 def first_use_order(tensors: Iterable[SourceTensor], first_use: Sequence[str]) -> tuple[SourceTensor, ...]:
     """Return the tensors in the order of `first_use`. Tensors that are not in it come last, sorted by name."""
-    place: dict[str, int] = {}
+    rank_by_name: dict[str, int] = {}
     for name in first_use:
-        place.setdefault(name, len(place))
-    return tuple(sorted(tensors, key=lambda tensor: (place.get(tensor.name, len(place)), tensor.name)))
+        rank_by_name.setdefault(name, len(rank_by_name))
+    return tuple(sorted(tensors, key=lambda tensor: (rank_by_name.get(tensor.name, len(rank_by_name)), tensor.name)))
 
 
 def lay_out(
@@ -57,27 +57,27 @@ def lay_out(
     for tensor in ordered:
         placed.append(Tensor(tensor.name, tensor.dtype, tensor.shape, offset))
         offset += pad_to_page(tensor.nbytes)
-    file_chunks = tuple(_cut([_Item(file.path, 0, file.size) for file in pinned], chunk_bytes))
-    weights = _cut([_Item(tensor.path, tensor.offset, tensor.nbytes) for tensor in ordered], chunk_bytes)
+    file_chunks = tuple(_cut_into_chunks([_Item(file.path, 0, file.size) for file in pinned], chunk_bytes))
+    weights = _cut_into_chunks([_Item(tensor.path, tensor.offset, tensor.nbytes) for tensor in ordered], chunk_bytes)
     return Layout(tuple(pinned), tuple(placed), (*file_chunks, *weights), len(file_chunks))
 
 
-def _cut(items: Iterable[_Item], chunk_bytes: int) -> Iterator[PlannedChunk]:
+def _cut_into_chunks(items: Iterable[_Item], chunk_bytes: int) -> Iterator[PlannedChunk]:
     """Yield the chunks of one segment in order."""
     pieces: list[Piece] = []
     length = 0
     for item in items:
-        done = 0
+        done_bytes = 0
         if item.nbytes >= chunk_bytes and pieces:
             yield PlannedChunk(length=length, pieces=tuple(pieces))
             pieces, length = [], 0
-        while done < item.nbytes:
-            take = min(item.nbytes - done, chunk_bytes - length)
+        while done_bytes < item.nbytes:
+            piece_bytes = min(item.nbytes - done_bytes, chunk_bytes - length)
             # Chunks and items begin on a page boundary, so only an item's last piece can end elsewhere.
-            pad = pad_to_page(take) - take
-            pieces.append(Piece(path=item.path, offset=item.offset + done, length=take, pad=pad))
-            length += take + pad
-            done += take
+            pad = pad_to_page(piece_bytes) - piece_bytes
+            pieces.append(Piece(path=item.path, offset=item.offset + done_bytes, length=piece_bytes, pad=pad))
+            length += piece_bytes + pad
+            done_bytes += piece_bytes
             if length == chunk_bytes:
                 yield PlannedChunk(length=length, pieces=tuple(pieces))
                 pieces, length = [], 0
@@ -109,13 +109,13 @@ def group_into_packs(chunks: Iterable[tuple[str, int]], pack_bytes: int) -> Iter
 
     The chunks of a group are stored in one pack, so that disks see long reads.
     """
-    held: list[tuple[str, int]] = []
-    total = 0
+    group: list[tuple[str, int]] = []
+    group_bytes = 0
     for digest, length in chunks:
-        if held and total + length > pack_bytes:
-            yield tuple(held)
-            held, total = [], 0
-        held.append((digest, length))
-        total += length
-    if held:
-        yield tuple(held)
+        if group and group_bytes + length > pack_bytes:
+            yield tuple(group)
+            group, group_bytes = [], 0
+        group.append((digest, length))
+        group_bytes += length
+    if group:
+        yield tuple(group)

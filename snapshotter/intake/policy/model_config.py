@@ -11,13 +11,13 @@ from snapshotter.intake.policy.safetensors_header import SourceTensor
 from snapshotter.intake.policy.strict_json import JsonObject, as_count
 
 EngineDtype = Literal["float32", "bfloat16", "float16"]
-_BY_HEADER: Final[dict[str, EngineDtype]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_SERVED: Final = frozenset(_BY_HEADER.values())
+_ENGINE_DTYPES: Final[dict[str, EngineDtype]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_SERVED_DTYPES: Final = frozenset(_ENGINE_DTYPES.values())
 # The library's names of embedding tables. An additional check: the config's own number is always checked.
-_EMBEDDINGS: Final = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
+_EMBEDDING_NAMES: Final = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 
 
-def find_code_wish(value: object) -> str | None:
+def find_code_request(value: object) -> str | None:
     """Return the key by which a config asks for code from the model's directory, at any depth, or None."""
     pending = [value]
     while pending:
@@ -41,17 +41,18 @@ def compute_dtype(config: JsonObject, tensors: Iterable[SourceTensor]) -> Engine
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and (stated := part.get("dtype") or part.get("torch_dtype")):
             name = stated.removeprefix("torch.") if isinstance(stated, str) else ""
-            if name not in _SERVED:
-                rule = f"dtype {str(stated)[:20]!r} is not one of {', '.join(sorted(_SERVED))}"
+            if name not in _SERVED_DTYPES:
+                rule = f"dtype {str(stated)[:20]!r} is not one of {', '.join(sorted(_SERVED_DTYPES))}"
                 raise Refused(ArtifactRejected(CONFIG, rule))
             return name
-    weighed: Counter[EngineDtype] = Counter()
+    bytes_by_dtype: Counter[EngineDtype] = Counter()
     for tensor in tensors:
-        if tensor.dtype in _BY_HEADER:
-            weighed[_BY_HEADER[tensor.dtype]] += tensor.nbytes
-    if not weighed:
-        raise Refused(ArtifactRejected(CONFIG, f"it names no dtype, and no tensor is one of {', '.join(_BY_HEADER)}"))
-    return max(sorted(weighed), key=lambda name: weighed[name])
+        if tensor.dtype in _ENGINE_DTYPES:
+            bytes_by_dtype[_ENGINE_DTYPES[tensor.dtype]] += tensor.nbytes
+    if not bytes_by_dtype:
+        rule = f"it names no dtype, and no tensor is one of {', '.join(_ENGINE_DTYPES)}"
+        raise Refused(ArtifactRejected(CONFIG, rule))
+    return max(sorted(bytes_by_dtype), key=lambda name: bytes_by_dtype[name])
 
 
 def embedding_rows(config: JsonObject, tensors: Iterable[SourceTensor]) -> int:
@@ -64,7 +65,7 @@ def embedding_rows(config: JsonObject, tensors: Iterable[SourceTensor]) -> int:
     rows = next((size for size in sizes if size), None)
     if rows is None:
         raise Refused(ArtifactRejected(CONFIG, "vocab_size must be a whole number of 1 or more"))
-    shapes = [tensor.shape for tensor in tensors if tensor.name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2]
+    shapes = [tensor.shape for tensor in tensors if tensor.name.endswith(_EMBEDDING_NAMES) and len(tensor.shape) == 2]
     # Some models also have small side tables (positions, layers). The largest table is the vocabulary's.
     return min(rows, max((shape[0] for shape in shapes), default=rows))
 

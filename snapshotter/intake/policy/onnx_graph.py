@@ -65,10 +65,10 @@ def _judge(raw: memoryview) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, .
         rule = f"must be {IR_VERSIONS.start} to {IR_VERSIONS.stop - 1}"
         reject(f"its IR version is {signed(model.number('ir_version'))}: {rule}")
     _check_opsets(model)
-    inner = model.part("graph")
-    if inner is None:
+    graph_bytes = model.part("graph")
+    if graph_bytes is None:
         reject("it has no graph")
-    graph = read_message(inner, tables.GRAPH, "GraphProto")
+    graph = read_message(graph_bytes, tables.GRAPH, "GraphProto")
     _check_absent(graph, _FORBIDDEN_IN_GRAPH)
     _check_count(len(graph.messages("node")), 1, MAX_NODES, "nodes")
     _check_count(len(graph.messages("initializer")), 0, MAX_INITIALIZERS, "initializers")
@@ -91,9 +91,9 @@ def _check_absent(message: Message, forbidden: Mapping[str, str]) -> None:
             reject(reason)
 
 
-def _check_count(count: int, least: int, most: int, what: str) -> None:
-    if not least <= count <= most:
-        reject(f"it has {count} {what}: {least} to {most} are served")
+def _check_count(count: int, lowest: int, highest: int, what: str) -> None:
+    if not lowest <= count <= highest:
+        reject(f"it has {count} {what}: {lowest} to {highest} are served")
 
 
 def _check_opsets(model: Message) -> None:
@@ -122,10 +122,10 @@ def _check_node(node: Message) -> None:
         for field, reason in _FORBIDDEN_ATTRIBUTES.items():
             if attribute.has(field):
                 reject(f"the attribute {attribute.text('name')[:80]!r} of {operator} {reason}")
-        held = [*attribute.messages("tensors")]
+        tensors = [*attribute.messages("tensors")]
         if (single := attribute.part("t")) is not None:
-            held.append(single)
-        for tensor in held:
+            tensors.append(single)
+        for tensor in tensors:
             _check_tensor(tensor, f"the attribute {attribute.text('name')[:80]!r} of {operator}")
 
 
@@ -155,10 +155,10 @@ def _spec(part: memoryview, weights: set[str]) -> TensorSpec | None:
         return None
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         reject(f"the name {name[:80]!r} of an input or output must have 1 to {MAX_NAME} printable characters")
-    inner = info.part("type")
-    held = read_message(inner, tables.TYPE, "TypeProto") if inner is not None else None
-    tensor_type = None if held is None else held.part("tensor_type")
-    if held is None or tensor_type is None or len(held.counts) > 1 + held.has("denotation"):
+    type_bytes = info.part("type")
+    type_message = read_message(type_bytes, tables.TYPE, "TypeProto") if type_bytes is not None else None
+    tensor_type = None if type_message is None else type_message.part("tensor_type")
+    if type_message is None or tensor_type is None or len(type_message.counts) > 1 + type_message.has("denotation"):
         reject(f"'{name}' is no tensor; where it is a map of probabilities, {ZIPMAP_HINT}")
     tensor = read_message(tensor_type, tables.TENSOR_TYPE, "TypeProto.Tensor")
     kind = tensor.number("elem_type")

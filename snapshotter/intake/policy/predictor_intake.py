@@ -77,7 +77,8 @@ def admit_predictor(request: PlanRequest) -> PredictorIntake:
     inputs, outputs = read_graph(contents[ONNX_FILE])
     if SIGNATURE_FILE in contents:
         declared = _read_signature(contents[SIGNATURE_FILE])
-        inputs, outputs = _joined(inputs, declared.inputs, "input"), _joined(outputs, declared.outputs, "output")
+        inputs = _apply_declarations(inputs, declared.inputs, "input")
+        outputs = _apply_declarations(outputs, declared.outputs, "output")
     for spec in inputs:
         if ANY_EXTENT in spec.shape[1:]:
             rule = f"the input '{spec.name}' is {list(spec.shape)}: all but its rows must be fixed"
@@ -118,20 +119,22 @@ def _read_signature(raw: bytes) -> _SignatureFile:
         _reject(SIGNATURE_FILE, str(error))
 
 
-def _joined(specs: Sequence[TensorSpec], declared: Sequence[_DeclaredTensor], what: str) -> tuple[TensorSpec, ...]:
+def _apply_declarations(
+    specs: Sequence[TensorSpec], declared: Sequence[_DeclaredTensor], kind: str
+) -> tuple[TensorSpec, ...]:
     """Return the graph's tensors with the facts of the signature file."""
     by_name = {each.name: each for each in declared}
     if len(by_name) != len(declared):
-        _reject(SIGNATURE_FILE, f"an {what} is named twice")
+        _reject(SIGNATURE_FILE, f"an {kind} is named twice")
     if unknown := sorted(by_name.keys() - {spec.name for spec in specs}):
-        _reject(SIGNATURE_FILE, f"the {what} {unknown[0][:80]!r} is not in '{ONNX_FILE}'")
-    return tuple(_with(spec, by_name[spec.name]) if spec.name in by_name else spec for spec in specs)
+        _reject(SIGNATURE_FILE, f"the {kind} {unknown[0][:80]!r} is not in '{ONNX_FILE}'")
+    return tuple(_apply_declaration(spec, by_name[spec.name]) if spec.name in by_name else spec for spec in specs)
 
 
-def _with(spec: TensorSpec, declared: _DeclaredTensor) -> TensorSpec:
+def _apply_declaration(spec: TensorSpec, declared: _DeclaredTensor) -> TensorSpec:
     if declared.datatype not in (None, spec.datatype):
         _reject(SIGNATURE_FILE, f"'{spec.name}' is {declared.datatype} here and {spec.datatype} in '{ONNX_FILE}'")
-    shape = spec.shape if declared.shape is None else _fixed(spec, declared.shape)
+    shape = spec.shape if declared.shape is None else _fix_shape(spec, declared.shape)
     if declared.columns and (
         len(shape) != 2 or len(declared.columns) != shape[1] or not all(map(is_text, declared.columns))
     ):
@@ -140,17 +143,17 @@ def _with(spec: TensorSpec, declared: _DeclaredTensor) -> TensorSpec:
     if len(set(declared.columns)) != len(declared.columns):
         _reject(SIGNATURE_FILE, f"a column of '{spec.name}' is named twice")
     # Refuse NaN: no comparison below finds it, and JSON can't hold it.
-    plain = all(is_text(value) if isinstance(value, str) else value == value for value in declared.examples)
+    are_plain = all(is_text(value) if isinstance(value, str) else value == value for value in declared.examples)
     if (
         len(declared.examples) > MAX_EXAMPLES
-        or not plain
+        or not are_plain
         or find_invalid_value(declared.examples, spec.datatype) is not None
     ):
         _reject(SIGNATURE_FILE, f"the examples of '{spec.name}' must be {spec.datatype}, {MAX_EXAMPLES} at most")
     return structs.replace(spec, shape=shape, columns=declared.columns, examples=declared.examples)
 
 
-def _fixed(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _fix_shape(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     agrees = len(shape) == len(spec.shape) and shape[:1] == spec.shape[:1]
     if not agrees or any(
         own not in (ANY_EXTENT, stated) or stated == 0 for own, stated in zip(spec.shape, shape, strict=True)

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Final
 
-MOST: Final = 1 << 18  # occurrences of fields without a limit in the table; skipping them takes about a second
+MAX_COUNT: Final = 1 << 18  # occurrences of fields without a limit in the table; skipping them takes about a second
 
 
 class Malformed(ValueError):
@@ -32,19 +32,19 @@ class WireType(Enum):
 class Field:
     """A field of a message. `is_kept`: its values are kept. Other fields are only counted, and must be well-formed.
 
-    `most` limits its occurrences: a value of two bytes takes a hundred if it is kept, so they are counted first.
+    `max_count` limits its occurrences: a value of two bytes takes a hundred if it is kept, so they are counted first.
     Numbers that are skipped a run at a time are not counted.
     """
 
     name: str
-    form: WireType
+    wire_type: WireType
     is_repeated: bool = False
     is_kept: bool = True
-    most: int = MOST
+    max_count: int = MAX_COUNT
 
 
 Table = Mapping[int, Field]
-_LONGEST_VARINT: Final = 10
+_MAX_VARINT_BYTES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,80 +85,80 @@ def as_text(part: memoryview) -> str:
         raise Malformed("a text is not UTF-8") from None
 
 
-def read_message(data: memoryview, table: Table, what: str) -> Message:
-    """Read all of `data` as one message of `table`. `what` names it in errors. Raises Malformed."""
+def read_message(data: memoryview, table: Table, message_name: str) -> Message:
+    """Read all of `data` as one message of `table`. `message_name` names it in errors. Raises Malformed."""
     numbers: dict[str, list[int]] = {}
     parts: dict[str, list[memoryview]] = {}
     counts: dict[str, int] = {}
-    at, end = 0, len(data)
-    while at < end:
-        key_at = at
-        key = data[at]  # nearly every key is one byte, and a large model has millions of fields
+    offset, end = 0, len(data)
+    while offset < end:
+        key_offset = offset
+        key = data[offset]  # nearly every key is one byte, and a large model has millions of fields
         if key < 128:
-            at += 1
+            offset += 1
         else:
-            key, at = read_varint(data, at, what)
+            key, offset = read_varint(data, offset, message_name)
         field = table.get(key >> 3)
         if field is None:
-            raise Malformed(f"{what} has a field of number {key >> 3}, which is unknown")
-        if key & 7 != field.form.value:
-            raise Malformed(f"{what}.{field.name} is written as another type")
+            raise Malformed(f"{message_name} has a field of number {key >> 3}, which is unknown")
+        if key & 7 != field.wire_type.value:
+            raise Malformed(f"{message_name}.{field.name} is written as another type")
         counts[field.name] = counts.get(field.name, 0) + 1
         if counts[field.name] > 1 and not field.is_repeated:
-            raise Malformed(f"{what}.{field.name} occurs twice")
-        if counts[field.name] > field.most:
-            raise Malformed(f"{what}.{field.name} occurs more than {field.most} times")
-        start = at
-        run = _run_of(key, field.form) if field.is_repeated and not field.is_kept else None
-        if run is not None and (found := run.match(data, key_at)) is not None:
-            at = found.end()
+            raise Malformed(f"{message_name}.{field.name} occurs twice")
+        if counts[field.name] > field.max_count:
+            raise Malformed(f"{message_name}.{field.name} occurs more than {field.max_count} times")
+        start = offset
+        run = _pattern_of_run(key, field.wire_type) if field.is_repeated and not field.is_kept else None
+        if run is not None and (found := run.match(data, key_offset)) is not None:
+            offset = found.end()
             continue
-        if field.form is WireType.VARINT:
-            value, at = read_varint(data, at, what)
+        if field.wire_type is WireType.VARINT:
+            value, offset = read_varint(data, offset, message_name)
             if field.is_kept:
                 numbers.setdefault(field.name, []).append(value)
             continue
-        if field.form is WireType.LENGTH:
-            length, start = read_varint(data, at, what)
-            at = start + length
+        if field.wire_type is WireType.LENGTH:
+            length, start = read_varint(data, offset, message_name)
+            offset = start + length
         else:
-            at += 4 if field.form is WireType.FIXED32 else 8
-        if at > end:
-            raise Malformed(f"{what}.{field.name} ends after its message")
+            offset += 4 if field.wire_type is WireType.FIXED32 else 8
+        if offset > end:
+            raise Malformed(f"{message_name}.{field.name} ends after its message")
         if field.is_kept:
-            parts.setdefault(field.name, []).append(data[start:at])
+            parts.setdefault(field.name, []).append(data[start:offset])
     return Message(numbers, parts, counts)
 
 
 @cache
-def _run_of(key: int, form: WireType) -> re.Pattern[bytes] | None:
+def _pattern_of_run(key: int, wire_type: WireType) -> re.Pattern[bytes] | None:
     """Return a pattern for a run of small fields with one number. A forest has millions of such nodes, and none is
     kept. The pattern is possessive, so it remembers nothing of each. Numbers of ten bytes are read one by one.
     """
     if key > 127:
         return None
-    written = re.escape(bytes([key]))
-    match form:
+    key_pattern = re.escape(bytes([key]))
+    match wire_type:
         case WireType.VARINT:
-            return re.compile(rb"(?:" + written + rb"[\x80-\xff]{0,8}+[\x00-\x7f])++")
+            return re.compile(rb"(?:" + key_pattern + rb"[\x80-\xff]{0,8}+[\x00-\x7f])++")
         case WireType.FIXED32:
-            return re.compile(rb"(?:" + written + rb"[\x00-\xff]{4})++")
+            return re.compile(rb"(?:" + key_pattern + rb"[\x00-\xff]{4})++")
         case _:
             return None
 
 
-def read_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
-    """Return the number at offset `at`, below 2**64, and the offset after it. Raises Malformed."""
+def read_varint(data: memoryview, offset: int, message_name: str) -> tuple[int, int]:
+    """Return the number at `offset`, below 2**64, and the offset after it. Raises Malformed."""
     value = shift = 0
-    for place in range(at, min(at + _LONGEST_VARINT, len(data))):
-        byte = data[place]
+    for position in range(offset, min(offset + _MAX_VARINT_BYTES, len(data))):
+        byte = data[position]
         value |= (byte & 127) << shift
         if byte < 128:
             if value >> 64:
                 break
-            return value, place + 1
+            return value, position + 1
         shift += 7
-    raise Malformed(f"{what} holds a number that does not end, or has more than 64 bits")
+    raise Malformed(f"{message_name} holds a number that does not end, or has more than 64 bits")
 
 
 def signed(value: int) -> int:

@@ -17,42 +17,42 @@ ENTRY_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """An open push and what it may add: chunks or a file (digest -> bytes). With `free`, it may be dropped to make
+class PromisedBytes:
+    """An open push and what it may add: chunks or a file (digest -> bytes). With `is_idle`, it may be dropped to make
     room.
     """
 
     plan_id: str
-    chunks: Mapping[str, int]
-    free: bool
+    added_bytes: Mapping[str, int]
+    is_idle: bool
 
 
-def make_room(
+def choose_dropped_pushes(
     stored_bytes: int,
     stored: Container[str],
-    wanted: Mapping[str, int],
-    open_promises: Sequence[Promise],
+    added_bytes: Mapping[str, int],
+    open_promises: Sequence[PromisedBytes],
     limit_bytes: int,
 ) -> tuple[str, ...]:
-    """Return the open pushes to drop so that `wanted` fits: as few free ones as needed, in their order.
+    """Return the open pushes to drop so that `added_bytes` fit: as few idle ones as needed, in their order.
 
     Raises `Refused(StorageQuotaExceeded)` if it does not fit. A push that adds nothing always fits.
     """
-    wanted_bytes = _bytes_of([wanted], stored)
+    wanted_bytes = _bytes_of([added_bytes], stored)
     kept = list(open_promises)
-    forgotten: list[str] = []
+    dropped: list[str] = []
     while True:
-        total = stored_bytes + _bytes_of([wanted, *(promise.chunks for promise in kept)], stored)
+        total = stored_bytes + _bytes_of([added_bytes, *(promise.added_bytes for promise in kept)], stored)
         if not wanted_bytes or total <= limit_bytes:
-            return tuple(forgotten)
-        free = next((promise for promise in kept if promise.free), None)
-        if free is None:
+            return tuple(dropped)
+        idle_push = next((promise for promise in kept if promise.is_idle), None)
+        if idle_push is None:
             raise Refused(StorageQuotaExceeded(total - wanted_bytes, wanted_bytes, limit_bytes))
-        kept.remove(free)
-        forgotten.append(free.plan_id)
+        kept.remove(idle_push)
+        dropped.append(idle_push.plan_id)
 
 
-def _bytes_of(sets: Sequence[Mapping[str, int]], stored: Container[str]) -> int:
+def _bytes_of(groups: Sequence[Mapping[str, int]], stored: Container[str]) -> int:
     """Return the bytes that the distinct chunks of all sets will take in packs."""
-    chunks = {digest: length for chunks in sets for digest, length in chunks.items() if digest not in stored}
+    chunks = {digest: length for chunks in groups for digest, length in chunks.items() if digest not in stored}
     return sum(chunks.values()) + ENTRY_BYTES * len(chunks)

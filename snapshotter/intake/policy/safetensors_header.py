@@ -63,52 +63,52 @@ def parse_header(path: str, raw: bytes, file_size: int) -> tuple[SourceTensor, .
 
 
 def _check_metadata(value: object, path: str) -> None:
-    good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-    if not good:
+    is_valid = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    if not is_valid:
         raise Refused(ArtifactRejected(path, f"{METADATA} must map texts to texts"))
 
 
 def _tensor(name: str, value: object, path: str, data_start: int) -> SourceTensor:
-    shown = f"tensor {name[:80]!r}"
+    label = f"tensor {name[:80]!r}"
     if not is_text(name) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
-        raise Refused(ArtifactRejected(path, f"{shown}: a name has 1 to {MAX_NAME_BYTES} bytes of UTF-8"))
+        raise Refused(ArtifactRejected(path, f"{label}: a name has 1 to {MAX_NAME_BYTES} bytes of UTF-8"))
     if not isinstance(value, dict) or value.keys() != _FIELDS:
-        raise Refused(ArtifactRejected(path, f"{shown}: must have exactly dtype, shape and data_offsets"))
-    dtype, shape = _dtype(value, path, shown), _shape(value, path, shown)
-    begin, end = _span(value, path, shown)
-    need = DTYPE_BYTES[dtype] * prod(shape)
-    if end - begin != need:
-        rule = f"{shown}: {dtype} of shape {list(shape)} has {need} bytes, but its offsets span {end - begin}"
+        raise Refused(ArtifactRejected(path, f"{label}: must have exactly dtype, shape and data_offsets"))
+    dtype, shape = _dtype(value, path, label), _shape(value, path, label)
+    begin, end = _span(value, path, label)
+    expected_bytes = DTYPE_BYTES[dtype] * prod(shape)
+    if end - begin != expected_bytes:
+        rule = f"{label}: {dtype} of shape {list(shape)} has {expected_bytes} bytes, but its offsets span {end - begin}"
         raise Refused(ArtifactRejected(path, rule))
-    return SourceTensor(name, dtype, shape, path, data_start + begin, need)
+    return SourceTensor(name, dtype, shape, path, data_start + begin, expected_bytes)
 
 
-def _dtype(value: JsonObject, path: str, shown: str) -> Dtype:
+def _dtype(value: JsonObject, path: str, label: str) -> Dtype:
     dtype = value["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
-        raise Refused(ArtifactRejected(path, f"{shown}: dtype {str(dtype)[:20]!r} is not one of {known}"))
+        raise Refused(ArtifactRejected(path, f"{label}: dtype {str(dtype)[:20]!r} is not one of {known}"))
     return cast(Dtype, dtype)
 
 
-def _shape(value: JsonObject, path: str, shown: str) -> tuple[int, ...]:
+def _shape(value: JsonObject, path: str, label: str) -> tuple[int, ...]:
     shape = value["shape"]
     extents = [as_count(extent) for extent in shape] if isinstance(shape, list) else [None]
     counts = [extent for extent in extents if extent is not None]
     if len(counts) != len(extents) or len(counts) > MAX_RANK:
         raise Refused(
-            ArtifactRejected(path, f"{shown}: shape must be at most {MAX_RANK} whole numbers, none negative or huge")
+            ArtifactRejected(path, f"{label}: shape must be at most {MAX_RANK} whole numbers, none negative or huge")
         )
     return tuple(counts)
 
 
-def _span(value: JsonObject, path: str, shown: str) -> tuple[int, int]:
+def _span(value: JsonObject, path: str, label: str) -> tuple[int, int]:
     offsets = value["data_offsets"]
     if isinstance(offsets, list) and len(offsets) == 2:
         begin, end = as_count(offsets[0]), as_count(offsets[1])
         if begin is not None and end is not None and begin <= end:
             return begin, end
-    raise Refused(ArtifactRejected(path, f"{shown}: data_offsets must be [begin, end], whole numbers, begin <= end"))
+    raise Refused(ArtifactRejected(path, f"{label}: data_offsets must be [begin, end], whole numbers, begin <= end"))
 
 
 def _check_cover(tensors: list[SourceTensor], path: str, data_start: int, file_size: int) -> None:

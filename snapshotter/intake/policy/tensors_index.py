@@ -60,44 +60,44 @@ class IndexEntry:
 class _Reader:
     """A reader of consecutive fields. Raises `Refused(ArtifactRejected)` if the bytes end too early."""
 
-    def __init__(self, path: str, raw: bytes | memoryview, what: str) -> None:
+    def __init__(self, path: str, raw: bytes | memoryview, name: str) -> None:
         self._path = path
         self._raw = memoryview(raw)
-        self._what = what
-        self.at = 0
+        self._name = name
+        self.offset = 0
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        if self.at + count > len(self._raw):
-            raise self.refused("ends in the middle of a field")
-        found = bytes(self._raw[self.at : self.at + count])
-        self.at += count
+        if self.offset + count > len(self._raw):
+            raise self.refusal("ends in the middle of a field")
+        found = bytes(self._raw[self.offset : self.offset + count])
+        self.offset += count
         return found
 
-    def number(self, nbytes: int) -> int:
+    def read_number(self, nbytes: int) -> int:
         """Return the next unsigned number."""
-        return int.from_bytes(self.take(nbytes), "little")
+        return int.from_bytes(self.read(nbytes), "little")
 
-    def rest(self) -> bytes:
+    def read_rest(self) -> bytes:
         """Return all remaining bytes."""
-        return self.take(len(self._raw) - self.at)
+        return self.read(len(self._raw) - self.offset)
 
-    def refused(self, rule: str) -> Refused:
+    def refusal(self, rule: str) -> Refused:
         """Return the refusal of these bytes."""
-        return Refused(ArtifactRejected(self._path, f"{self._what} {rule}"))
+        return Refused(ArtifactRejected(self._path, f"{self._name} {rule}"))
 
 
 def index_end(prefix: bytes, file_size: int, path: str) -> int:
     """Return the bytes of prefix and index, from the first `PREFIX_BYTES`. Raises `Refused(ArtifactRejected)`."""
     reader = _Reader(path, prefix[:PREFIX_BYTES], "its header")
-    if reader.take(len(MAGIC)) != MAGIC:
+    if reader.read(len(MAGIC)) != MAGIC:
         raise Refused(ArtifactRejected(path, "it is no tensorizer file: it does not begin with '|TZR|'"))
-    reader.take(PREFIX_BYTES - len(MAGIC) - 8)
-    length = reader.number(8)
+    reader.read(PREFIX_BYTES - len(MAGIC) - 8)
+    length = reader.read_number(8)
     if length > MAX_INDEX_BYTES:
-        raise reader.refused(f"claims an index of {length} bytes; the limit is {MAX_INDEX_BYTES}")
+        raise reader.refusal(f"claims an index of {length} bytes; the limit is {MAX_INDEX_BYTES}")
     if PREFIX_BYTES + length + END_BYTES > file_size:
-        raise reader.refused(f"claims an index of {length} bytes, but the file has {file_size}")
+        raise reader.refusal(f"claims an index of {length} bytes, but the file has {file_size}")
     return PREFIX_BYTES + length
 
 
@@ -110,83 +110,83 @@ def parse_index(path: str, raw: bytes, file_size: int) -> tuple[IndexEntry, ...]
     if len(raw) != end:
         raise Refused(ArtifactRejected(path, f"its index ends at byte {end}, but {len(raw)} were sent"))
     header = _Reader(path, memoryview(raw)[len(MAGIC) : PREFIX_BYTES], "its header")
-    version, flags = header.number(4), header.number(32)
+    version, flags = header.read_number(4), header.read_number(32)
     if version == _ENCRYPTED_VERSION or flags & _ENCRYPTED:
-        raise header.refused("says that it is encrypted")
+        raise header.refusal("says that it is encrypted")
     if version not in _VERSIONS or flags & ~_VERSIONED or (flags and version < _LONG_VERSION):
-        raise header.refused(f"has data version {version} with flags {flags:#x}: only {_VERSIONS} are read")
-    header.take(16)  # sizes that the library does not read either
-    count = header.number(8)
+        raise header.refusal(f"has data version {version} with flags {flags:#x}: only {_VERSIONS} are read")
+    header.read(16)  # sizes that the library does not read either
+    count = header.read_number(8)
     index = _Reader(path, memoryview(raw)[PREFIX_BYTES:], "its index")
     if not 0 < count <= len(raw) // _RECORD_BYTES:
-        raise index.refused(f"can't hold {count} tensors")
+        raise index.refusal(f"can't hold {count} tensors")
     entries = [_entry(index, path, bool(flags & _VERSIONED)) for _ in range(count)]
-    if index.rest().strip(b"\0"):
-        raise index.refused(f"continues after its {count} tensors")
+    if index.read_rest().strip(b"\0"):
+        raise index.refusal(f"continues after its {count} tensors")
     entries.sort(key=lambda entry: entry.header_offset)
     _check_cover(entries, path, end, file_size)
     return tuple(entries)
 
 
-def _entry(index: _Reader, path: str, versioned: bool) -> IndexEntry:
-    long = versioned and _metadata_version(index) == _LONG_VERSION
-    raw_name = index.take(index.number(2))
+def _entry(index: _Reader, path: str, is_versioned: bool) -> IndexEntry:
+    has_long_fields = is_versioned and _metadata_version(index) == _LONG_VERSION
+    raw_name = index.read(index.read_number(2))
     name = _name(index, raw_name)
-    shown = f"names tensor {name[:80]!r},"
-    kind = index.number(1)
+    label = f"names tensor {name[:80]!r},"
+    kind = index.read_number(1)
     if kind not in _KINDS:
-        raise index.refused(f"{shown} which is of kind {kind}")
-    raw_dtype = index.take(index.number(1))
+        raise index.refusal(f"{label} which is of kind {kind}")
+    raw_dtype = index.read(index.read_number(1))
     dtype = DTYPES.get(raw_dtype)
     if dtype is None:
-        raise index.refused(f"{shown} whose dtype {raw_dtype[:40]!r} is not one of {', '.join(DTYPE_BYTES)}")
-    rank = index.number(1)
+        raise index.refusal(f"{label} whose dtype {raw_dtype[:40]!r} is not one of {', '.join(DTYPE_BYTES)}")
+    rank = index.read_number(1)
     if rank > MAX_RANK:
-        raise index.refused(f"{shown} which has {rank} dimensions; the limit is {MAX_RANK}")
-    raw_shape = index.take(rank * (8 if long else 4))
-    width = 8 if long else 4
+        raise index.refusal(f"{label} which has {rank} dimensions; the limit is {MAX_RANK}")
+    raw_shape = index.read(rank * (8 if has_long_fields else 4))
+    width = 8 if has_long_fields else 4
     shape = tuple(int.from_bytes(raw_shape[i : i + width], "little") for i in range(0, rank * width, width))
-    header_offset, data_offset, length = index.number(8), index.number(8), index.number(8)
-    need = DTYPE_BYTES[dtype] * prod(shape)
-    if length != need:
-        rule = f"{shown} which as {dtype} of shape {list(shape)} has {need} bytes, but lies in {length}"
-        raise index.refused(rule)
+    header_offset, data_offset, length = index.read_number(8), index.read_number(8), index.read_number(8)
+    expected_bytes = DTYPE_BYTES[dtype] * prod(shape)
+    if length != expected_bytes:
+        rule = f"{label} which as {dtype} of shape {list(shape)} has {expected_bytes} bytes, but lies in {length}"
+        raise index.refusal(rule)
     tensor = SourceTensor(name, dtype, shape, path, data_offset, length)
     return IndexEntry(tensor, header_offset, raw_name, kind, raw_shape)
 
 
 def _metadata_version(index: _Reader) -> int:
-    version = index.number(4)
+    version = index.read_number(4)
     if version not in (1, _LONG_VERSION):
-        raise index.refused(f"has a record of version {version}")
+        raise index.refusal(f"has a record of version {version}")
     return version
 
 
 def _name(index: _Reader, raw: bytes) -> str:
     if raw.startswith(_PATH_MARK):
-        raise index.refused("holds nested names: only flat state dicts are read")
+        raise index.refusal("holds nested names: only flat state dicts are read")
     try:
         name = raw.decode()
     except UnicodeDecodeError:
         name = ""
     if not 0 < len(raw) <= MAX_NAME_BYTES or not name:
-        raise index.refused(f"names a tensor {raw[:40]!r}: a name has 1 to {MAX_NAME_BYTES} bytes of UTF-8")
+        raise index.refusal(f"names a tensor {raw[:40]!r}: a name has 1 to {MAX_NAME_BYTES} bytes of UTF-8")
     return name
 
 
 def _check_cover(entries: list[IndexEntry], path: str, start: int, file_size: int) -> None:
     """Check that entries are adjacent, from the index's end to the last eight bytes, and that no name occurs twice."""
-    at = start
+    offset = start
     for entry in entries:
-        shown = f"tensor {entry.tensor.name[:80]!r}"
-        if entry.header_offset != at:
-            raise Refused(ArtifactRejected(path, f"{shown} begins at byte {entry.header_offset}, not at {at}"))
-        if not 0 < entry.tensor.offset - at <= MAX_HEADER_BYTES:
-            rule = f"{shown} has a header of {entry.tensor.offset - at} bytes; the limit is {MAX_HEADER_BYTES}"
+        label = f"tensor {entry.tensor.name[:80]!r}"
+        if entry.header_offset != offset:
+            raise Refused(ArtifactRejected(path, f"{label} begins at byte {entry.header_offset}, not at {offset}"))
+        if not 0 < entry.tensor.offset - offset <= MAX_HEADER_BYTES:
+            rule = f"{label} has a header of {entry.tensor.offset - offset} bytes; the limit is {MAX_HEADER_BYTES}"
             raise Refused(ArtifactRejected(path, rule))
-        at = entry.tensor.offset + entry.tensor.nbytes
-    if at + END_BYTES != file_size:
-        rule = f"its tensors end at byte {at}, plus {END_BYTES} bytes at the end, but the file has {file_size}"
+        offset = entry.tensor.offset + entry.tensor.nbytes
+    if offset + END_BYTES != file_size:
+        rule = f"its tensors end at byte {offset}, plus {END_BYTES} bytes at the end, but the file has {file_size}"
         raise Refused(ArtifactRejected(path, rule))
     seen: set[str] = set()
     for entry in entries:
@@ -203,56 +203,56 @@ class ContentCheck:
 
     def __init__(self, path: str, entry: IndexEntry, header: bytes) -> None:
         self._path = path
-        self._shown = f"tensor {entry.tensor.name[:80]!r}"
+        self._label = f"tensor {entry.tensor.name[:80]!r}"
         blank = bytearray(header)
         hashes = dict(self._hashes(entry, header, blank))
         if not hashes:
-            raise self._refused("its header has no hash")
+            raise self._refusal("its header has no hash")
         # Use the stronger hash; the other one adds nothing.
-        self._kind, self._want = max(hashes.items())
+        self._hash_kind, self._expected_hash = max(hashes.items())
         self._crc = zlib.crc32(blank)
         self._sha = hashlib.sha256(blank)
 
     def update(self, data: bytes | memoryview) -> None:
         """Add the next bytes of the data."""
-        if self._kind == _SHA256:
+        if self._hash_kind == _SHA256:
             self._sha.update(data)
         else:
             self._crc = zlib.crc32(data, self._crc)
 
     def finish(self) -> None:
         """Compare the hash, after all data was added."""
-        found = self._sha.digest() if self._kind == _SHA256 else self._crc.to_bytes(4, "little")
-        if found != self._want:
-            raise self._refused("its bytes do not match the hash in the file")
+        found = self._sha.digest() if self._hash_kind == _SHA256 else self._crc.to_bytes(4, "little")
+        if found != self._expected_hash:
+            raise self._refusal("its bytes do not match the hash in the file")
 
     def _hashes(self, entry: IndexEntry, header: bytes, blank: bytearray) -> Iterator[tuple[int, bytes]]:
         """Yield kind and value of each hash, and set it to zero in `blank`, as it was when the hash was computed."""
-        reader = _Reader(self._path, header, f"the header of {self._shown}")
-        same = reader.number(8) == len(header)
-        reader.take(2)  # a number that is not used here
-        same &= reader.number(1) == entry.kind
-        same &= reader.take(reader.number(2)) == entry.name
-        same &= reader.take(reader.number(1)) == _NAMES[entry.tensor.dtype]
-        rank = reader.number(1)
-        same &= rank == len(entry.tensor.shape) and reader.take(len(entry.shape)) == entry.shape
-        if not same:
-            raise self._refused("its header differs from the index")
-        end = reader.number(2) + reader.at
-        for _ in range(reader.number(1)):
-            kind, length = reader.number(1), reader.number(1)
+        reader = _Reader(self._path, header, f"the header of {self._label}")
+        is_same = reader.read_number(8) == len(header)
+        reader.read(2)  # a number that is not used here
+        is_same &= reader.read_number(1) == entry.kind
+        is_same &= reader.read(reader.read_number(2)) == entry.name
+        is_same &= reader.read(reader.read_number(1)) == _NAMES[entry.tensor.dtype]
+        rank = reader.read_number(1)
+        is_same &= rank == len(entry.tensor.shape) and reader.read(len(entry.shape)) == entry.shape
+        if not is_same:
+            raise self._refusal("its header differs from the index")
+        end = reader.read_number(2) + reader.offset
+        for _ in range(reader.read_number(1)):
+            kind, length = reader.read_number(1), reader.read_number(1)
             if _HASH_BYTES.get(kind) != length:
-                raise self._refused(f"its header has a hash of kind {kind} with {length} bytes")
-            blank[reader.at : reader.at + length] = bytes(length)
-            yield kind, reader.take(length)
-        if reader.at != end or reader.number(8) != entry.tensor.nbytes or reader.at != len(header):
-            raise self._refused("its header differs from the index")
+                raise self._refusal(f"its header has a hash of kind {kind} with {length} bytes")
+            blank[reader.offset : reader.offset + length] = bytes(length)
+            yield kind, reader.read(length)
+        if reader.offset != end or reader.read_number(8) != entry.tensor.nbytes or reader.offset != len(header):
+            raise self._refusal("its header differs from the index")
 
-    def _refused(self, rule: str) -> Refused:
-        return Refused(ArtifactRejected(self._path, f"{self._shown}: {rule}"))
+    def _refusal(self, rule: str) -> Refused:
+        return Refused(ArtifactRejected(self._path, f"{self._label}: {rule}"))
 
 
-def index_bytes(name: str, dtype: Dtype, shape: tuple[int, ...]) -> int:
+def max_index_bytes(name: str, dtype: Dtype, shape: tuple[int, ...]) -> int:
     """Return the most that a tensor takes of the index, whose size the library fixes at `INDEX_BYTES`."""
     width = 8 if any(extent >= 1 << 32 for extent in shape) else 4
     return _RECORD_BYTES + 4 + len(name.encode()) + len(_NAMES[dtype]) + width * len(shape)

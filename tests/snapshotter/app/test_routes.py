@@ -37,8 +37,8 @@ from snapshotter.app.app import SOCKET
 from snapshotter.app.routes import push_routes
 from snapshotter.intake.policy.file_roles import MAX_PATHS
 from snapshotter.intake.policy.layout import assemble
-from snapshotter.intake.request_limits import BodyBudget
-from snapshotter.push.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE, RECORDS_AT_ONCE, REHEARSALS_KEPT
+from snapshotter.intake.tenant_call_limits import BodyBudget
+from snapshotter.push.pushes import MAX_CHUNKS, MAX_DRY_RUNS, MAX_PLANS, MAX_RECORDS, MAX_TEXT_BYTES
 from snapshotter.store.catalog import Catalog, StoredChunks
 from tests.eventually import eventually
 from tests.snapshotter.bench import Bench
@@ -243,17 +243,17 @@ def test_tenants_are_apart(house: House) -> None:
 
 def test_control_shared_catalog_reveals_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: if the catalog gave one tenant's chunks to all tenants, others would learn what it has."""
-    real_holdings = Catalog.holdings
+    real_stored_chunks = Catalog.stored_chunks
 
     async def one_for_all(self: Catalog, tenant: str) -> StoredChunks:
-        return await real_holdings(self, "alpha")
+        return await real_stored_chunks(self, "alpha")
 
     with open_house(settings_for(tmp_path)) as house, house.client("alpha") as alpha, house.client("beta") as beta:
         digests = digests_of(planned(alpha), Model().files())
         before = announced(alpha, planned(alpha), digests)
         push_whole(alpha, planned(alpha))
         assert announced(beta, planned(beta), digests).digests == before.digests
-        monkeypatch.setattr(Catalog, "holdings", one_for_all)
+        monkeypatch.setattr(Catalog, "stored_chunks", one_for_all)
         assert announced(beta, planned(beta), digests).digests == ()
 
 
@@ -392,7 +392,7 @@ def test_unfinished_plans_do_not_delay_other_tenants(house: House) -> None:
     """As many unfinished plans as are judged at once do not keep another tenant's plan waiting."""
     header = principal("slow")["x-kelvin-principal"]
     with ExitStack() as stack:
-        for _ in range(PLANS_AT_ONCE):
+        for _ in range(MAX_PLANS):
             raw = stack.enter_context(house.directory.connect(SOCKET))
             raw.sendall(
                 f"POST /push/v1/plans HTTP/1.1\r\nhost: x\r\nx-kelvin-principal: {header}\r\n"
@@ -410,7 +410,7 @@ def test_unfinished_chunks_do_not_delay_other_tenants(house: House) -> None:
                 plan = planned(client)
                 missing = announced(client, plan, digests_of(plan, Model().files()))
             header = principal(tenant)["x-kelvin-principal"]
-            for _ in range(CHUNKS_AT_ONCE // 2):
+            for _ in range(MAX_CHUNKS // 2):
                 raw = stack.enter_context(house.directory.connect(SOCKET))
                 raw.sendall(
                     f"PUT /push/v1/plans/{missing.plan_id}/chunks/{missing.digests[-1]} HTTP/1.1\r\nhost: x\r\n"
@@ -500,7 +500,7 @@ def test_dry_runs_of_one_tenant_spare_other_tenants(house: House) -> None:
             return post(client, f"/plans/{plan.plan_id}/missing", request).status_code
 
         own = plan(owner, "toy")
-        others = [plan(guest, f"toy-{number}") for number in range(REHEARSALS_KEPT)]
+        others = [plan(guest, f"toy-{number}") for number in range(MAX_DRY_RUNS)]
         assert status(owner, own) == 200
         assert (status(guest, others[0]), status(guest, others[-1])) == (404, 200)
 
@@ -551,18 +551,18 @@ async def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypa
         inside -= 1
         return TenantLimits()
 
-    monkeypatch.setattr(bench.jobs, "limits", limits)
+    monkeypatch.setattr(bench.jobs, "read_limits", limits)
     async with client_of(bench) as client:
         path, body = await planned_on(client)
-        calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(RECORDS_AT_ONCE)]
-        await eventually(lambda: inside >= RECORDS_AT_ONCE // 2)
+        calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(MAX_RECORDS)]
+        await eventually(lambda: inside >= MAX_RECORDS // 2)
         # of another tenant, which has free turns; meanwhile the calls above could go on
-        for _ in range(RECORDS_AT_ONCE):
+        for _ in range(MAX_RECORDS):
             answer = await client.get(f"{path}/manifest", headers=principal("umbrella"))
             assert answer.status_code == 404
         go.set()
-        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * RECORDS_AT_ONCE
-    assert most == RECORDS_AT_ONCE // 2
+        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * MAX_RECORDS
+    assert most == MAX_RECORDS // 2
 
 
 async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path) -> None:
@@ -573,9 +573,9 @@ async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path
         missing = decode((await client.post(f"{path}/missing", content=body)).content, Missing)
         path = f"/push/v1/plans/{missing.plan_id}/manifest"
         length = len((await client.get(path)).raise_for_status().content)
-        bench.pushes.body_room = BodyBudget("the bench", 2 * length - 1)
+        bench.pushes.body_budget = BodyBudget("the bench", 2 * length - 1)
         assert problem(await client.get(path))[:2] == (503, "overloaded")
-        bench.pushes.body_room = BodyBudget("the bench", 2 * length)
+        bench.pushes.body_budget = BodyBudget("the bench", 2 * length)
         assert (await client.get(path)).status_code == 200
 
 

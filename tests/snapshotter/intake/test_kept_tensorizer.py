@@ -13,7 +13,7 @@ from kelvin.contracts.artifacts.manifest import Chunk, Engine, Limits, Manifest,
 from kelvin.contracts.artifacts.push_api import PlanRequest, WholeFile
 from kelvin.contracts.errors import Refused
 from snapshotter.intake.policy.intake import admit
-from snapshotter.intake.policy.kept_tensorizer import file_parts, holds_weights_of, unchunked_spans
+from snapshotter.intake.policy.kept_tensorizer import file_parts, has_weights_of, unchunked_spans
 from snapshotter.intake.policy.layout import assemble, lay_out
 from snapshotter.intake.policy.tensors_index import parse_index
 from tests.snapshotter.models import Model, default_weights, weight
@@ -54,12 +54,12 @@ def refusal(request: PlanRequest, whole: WholeFile) -> str:
 def test_admitted() -> None:
     """The rest is all bytes that belong to no tensor."""
     files, request = kept(MODEL, FILE)
-    whole = admit(request).whole
+    whole = admit(request).kept_tensorizer
     assert whole is not None
     tensors = sum(len(tensor.data) for tensor in WEIGHTS.values())
     assert (whole.size, len(whole.rest)) == (len(files["toy.tensors"]), len(files["toy.tensors"]) - tensors)
     assert whole.rest.startswith(b"|TZR|")
-    assert admit(kept(MODEL, FILE, keep=False)[1]).whole is None
+    assert admit(kept(MODEL, FILE, keep=False)[1]).kept_tensorizer is None
 
 
 def test_refused() -> None:
@@ -87,9 +87,9 @@ def test_kept_file_is_matched_to_its_version() -> None:
 
     def holds(*chosen: str) -> bool:
         chunks = tuple(FileChunk(digest, (FileSpan(n * 8192, 8192),)) for n, digest in enumerate(chosen))
-        return holds_weights_of(FileIndex(chunks, 1 << 20), manifest)
+        return has_weights_of(FileIndex(chunks, 1 << 20), manifest)
 
     assert holds(*digests[1:])
     for chosen in (digests, digests[2:], digests[1:3], [digests[2], digests[1], digests[3]]):
         assert not holds(*chosen)
-    assert not holds_weights_of(FileIndex((), 100), structs.replace(manifest, chunks=manifest.chunks[:1]))
+    assert not has_weights_of(FileIndex((), 100), structs.replace(manifest, chunks=manifest.chunks[:1]))

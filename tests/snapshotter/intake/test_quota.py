@@ -4,19 +4,19 @@ import pytest
 
 from kelvin.contracts.artifact_errors import StorageQuotaExceeded
 from kelvin.contracts.errors import Refused
-from snapshotter.intake.policy.quota import ENTRY_BYTES, Promise, make_room
+from snapshotter.intake.policy.quota import ENTRY_BYTES, PromisedBytes, choose_dropped_pushes
 
 E = ENTRY_BYTES
 PAGE = 4096
 ONE = PAGE + E  # what a chunk of one page counts
 
 
-def promise(plan_id: str, *digests: str, free: bool = False) -> Promise:
-    return Promise(plan_id, dict.fromkeys(digests, PAGE), free)
+def promise(plan_id: str, *digests: str, free: bool = False) -> PromisedBytes:
+    return PromisedBytes(plan_id, dict.fromkeys(digests, PAGE), free)
 
 
 @pytest.mark.parametrize(
-    ("stored_bytes", "stored", "wanted", "open_promises", "limit", "forgotten"),
+    ("stored_bytes", "stored", "wanted", "open_promises", "limit", "dropped"),
     [
         pytest.param(0, "", "a", [], ONE, (), id="the first chunk, to the last byte"),
         pytest.param(ONE, "a", "ab", [], 2 * ONE, (), id="a stored chunk adds nothing"),
@@ -33,9 +33,15 @@ def promise(plan_id: str, *digests: str, free: bool = False) -> Promise:
     ],
 )  # fmt: skip
 def test_push_within_quota_is_accepted(
-    stored_bytes: int, stored: str, wanted: str, open_promises: list[Promise], limit: int, forgotten: tuple[str, ...]
+    stored_bytes: int,
+    stored: str,
+    wanted: str,
+    open_promises: list[PromisedBytes],
+    limit: int,
+    dropped: tuple[str, ...],
 ) -> None:
-    assert make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit) == forgotten
+    found = choose_dropped_pushes(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit)
+    assert found == dropped
 
 
 @pytest.mark.parametrize(
@@ -62,13 +68,13 @@ def test_refused(
     stored_bytes: int,
     stored: str,
     wanted: str,
-    open_promises: list[Promise],
+    open_promises: list[PromisedBytes],
     limit: int,
     failure: StorageQuotaExceeded,
 ) -> None:
     """The failure names used bytes, requested bytes and the limit."""
     with pytest.raises(Refused) as caught:
-        make_room(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit)
+        choose_dropped_pushes(stored_bytes, set(stored), dict.fromkeys(wanted, PAGE), open_promises, limit)
     assert caught.value.failure == failure
     for number in (failure.used, failure.asked, failure.limit):
         assert f"{number} " in f"{failure.message} "

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from kelvin.contracts.errors import BodyTooLarge, InvalidRequest, Refused
 from kelvin.contracts.traffic_errors import DeadlineExceeded
-from snapshotter.intake.request_bodies import LEAST_BYTES_S, read_body, read_exactly
+from snapshotter.intake.request_bodies import MIN_BYTES_PER_S, read_body, read_exactly
 
 
 class SlowRequest:
@@ -29,7 +29,7 @@ async def read(pieces: Sequence[tuple[float, bytes]], limit: int = 1 << 30, time
     return bytes(await read_body(cast(Request, SlowRequest(pieces)), limit, timeout_s=timeout_s))
 
 
-SECOND = bytes(LEAST_BYTES_S)
+SECOND = bytes(MIN_BYTES_PER_S)
 
 
 @pytest.mark.virtual_time
@@ -39,7 +39,7 @@ SECOND = bytes(LEAST_BYTES_S)
         pytest.param([(1.0, SECOND)] * 60, None, id="a minute at the least rate"),
         pytest.param([(9.0, b"x")], None, id="late, but in time"),
         pytest.param([(11.0, b"x")], 10.0, id="nothing"),
-        pytest.param([(1.0, b"x")] * 60, 10.0 + 10 / LEAST_BYTES_S, id="a byte a second"),
+        pytest.param([(1.0, b"x")] * 60, 10.0 + 10 / MIN_BYTES_PER_S, id="a byte a second"),
         pytest.param([(1.0, SECOND)] * 5 + [(11.0, b"x")], 15.0, id="a connection that dies"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kelvin.contracts.artifact_errors import ArtifactRejected
 from kelvin.contracts.artifacts.manifest import DTYPE_BYTES
 from kelvin.contracts.errors import Refused
-from snapshotter.intake.policy.tensors_index import ContentCheck, IndexEntry, index_bytes, index_end, parse_index
+from snapshotter.intake.policy.tensors_index import ContentCheck, IndexEntry, index_end, max_index_bytes, parse_index
 from tests.snapshotter.models import Weight, weight
 from tests.snapshotter.tensors_files import TensorsFile
 
@@ -166,4 +166,5 @@ def test_index_bytes_covers_the_records() -> None:
     """The estimate is at least the space that the records take."""
     raw = GOOD.build()
     used = len(raw[73 : 73 + 2048].rstrip(b"\0"))
-    assert sum(index_bytes(entry.tensor.name, entry.tensor.dtype, entry.tensor.shape) for entry in parse(raw)) >= used
+    tensors = [entry.tensor for entry in parse(raw)]
+    assert sum(max_index_bytes(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors) >= used

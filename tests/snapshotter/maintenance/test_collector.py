@@ -18,7 +18,7 @@ from kelvin.contracts.artifacts.push_api import AttestRequest, CollectReport
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.crypto.signing_keys import Signer
-from snapshotter.maintenance.collector import AT_ONCE, Collector
+from snapshotter.maintenance.collector import MAX_COLLECTIONS, Collector
 from snapshotter.push.staging import IDLE_S
 from tests.snapshotter.bench import Bench, push
 from tests.snapshotter.maintenance.test_fsck import check
@@ -274,17 +274,17 @@ def test_waiting_collection_does_not_block_other_tenants(tmp_path: Path) -> None
 
     async def main() -> None:
         async with AsyncExitStack() as pushes, asyncio.TaskGroup() as collections:
-            for number in range(AT_ONCE):
+            for number in range(MAX_COLLECTIONS):
                 await pushes.enter_async_context(publisher.hold_packs(f"tenant-{number}"))
-            for number in range(AT_ONCE - 1):
+            for number in range(MAX_COLLECTIONS - 1):
                 collections.create_task(bench.collector.collect(f"tenant-{number}", run=False))
             await asyncio.sleep(0)
             assert bench.collector.is_running("tenant-0")
             assert (await refused("tenant-0")).limit == 1
             assert not (await bench.collector.collect(TENANT, run=False)).ran
-            collections.create_task(bench.collector.collect(f"tenant-{AT_ONCE - 1}", run=False))
+            collections.create_task(bench.collector.collect(f"tenant-{MAX_COLLECTIONS - 1}", run=False))
             await asyncio.sleep(0)
-            assert (await refused(TENANT)).limit == AT_ONCE
+            assert (await refused(TENANT)).limit == MAX_COLLECTIONS
             await pushes.aclose()
         assert not bench.collector.is_running("tenant-0")
 

@@ -17,7 +17,7 @@ from kelvin.contracts.artifacts.manifest import decode_manifest, encode_manifest
 from kelvin.contracts.artifacts.object_keys import object_name
 from kelvin.contracts.artifacts.push_api import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from kelvin.contracts.errors import Refused
-from snapshotter.maintenance.fsck import AT_ONCE, Fsck
+from snapshotter.maintenance.fsck import MAX_CHECKS, Fsck
 from snapshotter.push.staging import Staging
 from snapshotter.store.catalog import Catalog
 from snapshotter.store.exports import Exports
@@ -322,7 +322,7 @@ async def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, stor
 async def test_concurrent_checks_are_bounded(tmp_path: Path, store: Store) -> None:
     """A second check of a tenant is refused until the first one ends or its client leaves.
 
-    At most `AT_ONCE` checks run for all tenants together, so a client that does not read blocks only its own tenant.
+    At most `MAX_CHECKS` checks run for all tenants together, so a client that does not read blocks only its own tenant.
     """
     fsck = fsck_of(tmp_path)
     first = fsck.check(TENANT)
@@ -330,7 +330,7 @@ async def test_concurrent_checks_are_bounded(tmp_path: Path, store: Store) -> No
     (refused,) = await lines_of(fsck)
     assert isinstance(refused, FsckBroken)
     assert refused.failure.code == "overloaded"
-    others = [fsck.check(f"tenant-{number}") for number in range(AT_ONCE)]
+    others = [fsck.check(f"tenant-{number}") for number in range(MAX_CHECKS)]
     for other in others[:-1]:
         assert not isinstance(await anext(other), FsckBroken)
     assert isinstance(await anext(others[-1]), FsckBroken)
@@ -411,11 +411,11 @@ async def test_export_uses_a_repaired_index(tmp_path: Path) -> None:
     digest, ((at, _), *_) = json.loads(raw)["chunks"][0]
     path.write_bytes(raw.replace(b"[%d," % at, b"[%d," % (at - 1), 1))
     catalog = Catalog(bench.store)
-    exports = Exports(bench.store, catalog, bench.jobs.list_named)
+    exports = Exports(bench.store, catalog, bench.jobs.list_named_versions)
     with pytest.raises(Refused, match="chunk_corrupt"):
         await exports.chunk(TENANT, digest)
     path.unlink()
-    await catalog.holdings(TENANT)  # as a push does when it asks for missing chunks
+    await catalog.stored_chunks(TENANT)  # as a push does when it asks for missing chunks
     await bench.push(KEPT[0].files(), KEPT[0].request())
     assert path.read_bytes() == raw
     assert blake3(await exports.chunk(TENANT, digest)).hexdigest() == digest

@@ -12,12 +12,12 @@ from kelvin.contracts.artifacts.push_api import CommitStep, Committed, Committin
 from kelvin.contracts.errors import Conflict, Refused, Unavailable
 from kelvin.contracts.traffic_errors import Overloaded
 from snapshotter.intake.plan_record import PlanRecord
-from snapshotter.push.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits, digests_digest
+from snapshotter.push.commits import ABANDONED_S, MAX_RESULTS, MAX_RUNNING, Commits, digest_of_list
 from snapshotter.push.publisher import Report
 from tests.snapshotter.push.test_staging import record
 
 DIGESTS = ("a" * 64,)
-ANNOUNCED = digests_digest(DIGESTS)
+ANNOUNCED = digest_of_list(DIGESTS)
 DONE = Committed(model="toy", version="0" * 64, created=True, total_bytes=1, new_chunks=1)
 
 
@@ -88,7 +88,7 @@ async def test_other_tenants_see_no_commit(commits: Commits) -> None:
     commits.start(plan, DIGESTS)
     assert await commits.try_join("umbrella", plan.plan_id, ANNOUNCED, 0) is None
     with pytest.raises(Refused) as caught:
-        await commits.try_join("acme", plan.plan_id, digests_digest(("b" * 64,)), 0)
+        await commits.try_join("acme", plan.plan_id, digest_of_list(("b" * 64,)), 0)
     assert isinstance(caught.value.failure, Conflict)
 
 
@@ -109,7 +109,7 @@ async def test_failed_commit_can_be_repeated(gate: Gate, commits: Commits) -> No
 async def test_commits_and_results_are_bounded(gate: Gate, commits: Commits) -> None:
     """Running commits are bounded, and of old results the newest are kept."""
 
-    plans = [record(f"tenant-{number}") for number in range(RUNNING_LIMIT)]
+    plans = [record(f"tenant-{number}") for number in range(MAX_RUNNING)]
     for plan in plans:
         commits.start(plan, DIGESTS)
     with pytest.raises(Refused) as caught:
@@ -118,11 +118,11 @@ async def test_commits_and_results_are_bounded(gate: Gate, commits: Commits) -> 
     gate.go.set()
     for plan in plans:
         await commits.try_join(plan.tenant, plan.plan_id, ANNOUNCED, 5)
-    for _ in range(RESULTS_KEPT):
+    for _ in range(MAX_RESULTS):
         plan = record()
         commits.start(plan, DIGESTS)
         await commits.try_join("acme", plan.plan_id, ANNOUNCED, 5)
-    assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
+    assert repr(commits) == f"<Commits running=0 kept={MAX_RESULTS}>"
     assert plans[0].plan_id not in commits
 
 
@@ -133,7 +133,7 @@ async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits)
     held, plan = sys.getrefcount(digests), record()
     gate.go.set()
     commits.start(plan, digests)
-    assert await commits.try_join("acme", plan.plan_id, digests_digest(digests), 5) == DONE
+    assert await commits.try_join("acme", plan.plan_id, digest_of_list(digests), 5) == DONE
     assert plan.plan_id in commits
     assert sys.getrefcount(digests) == held
 
@@ -146,12 +146,12 @@ async def test_tenant_with_many_commits_leaves_room_for_others(commits: Commits)
 
     def fill(tenant: str) -> int:
         """Start commits until one is refused. Return how many were started."""
-        for number in range(RUNNING_LIMIT):
+        for number in range(MAX_RUNNING):
             try:
                 commits.start(record(tenant), DIGESTS)
             except Refused:
                 return number
-        return RUNNING_LIMIT
+        return MAX_RUNNING
 
     assert [fill(tenant) for tenant in ("a", "b", "c")] == [4, 2, 1]
     assert [fill(tenant) for tenant in ("a", "b", "c")] == [0, 0, 0]

@@ -18,8 +18,8 @@ from kelvin.contracts.artifacts.push_api import Committed, MissingRequest, Plan
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.serving.control_messages import TenantLimits
 from kelvin.contracts.traffic_errors import Overloaded
-from snapshotter.intake.policy.quota import Promise
-from snapshotter.push.commits import digests_digest
+from snapshotter.intake.policy.quota import PromisedBytes
+from snapshotter.push.commits import digest_of_list
 from snapshotter.push.staging import IDLE_S, Staging
 from tests.snapshotter.bench import Bench
 from tests.snapshotter.house import House, open_house, planned, post, settings_for
@@ -78,7 +78,7 @@ def test_together_they_stay_below(tmp_path: Path) -> None:
 def test_control_without_promises_pushes_exceed_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: judged only by stored bytes, each push fits, and together they exceed the limit."""
 
-    def no_promises(self: Staging, tenant: str, but: str, now_s: float) -> list[Promise]:
+    def no_promises(self: Staging, tenant: str, but: str, now_s: float) -> list[PromisedBytes]:
         return []
 
     monkeypatch.setattr(Staging, "open_promises", no_promises)
@@ -210,7 +210,7 @@ async def test_idle_push_that_commits_keeps_its_chunks(tmp_path: Path) -> None:
     commits: list[asyncio.Task[object]] = []
 
     async def commit() -> None:
-        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, digests_digest(push.digests))))
+        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, digest_of_list(push.digests))))
         await store.writing.wait()
 
     bench.store.inner = store = InterruptingStore(bench.store.inner, commit)

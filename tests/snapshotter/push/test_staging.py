@@ -19,7 +19,7 @@ from kelvin.contracts.artifacts.push_api import Piece, PlannedChunk
 from kelvin.contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
 from kelvin.contracts.traffic_errors import Overloaded
 from snapshotter.intake.plan_record import PlanRecord
-from snapshotter.intake.policy.quota import Promise
+from snapshotter.intake.policy.quota import PromisedBytes
 from snapshotter.push.staging import IDLE_S, Staging
 from tests.snapshotter.intake.test_version_inputs import FACTS
 
@@ -50,9 +50,9 @@ def opened(
 ) -> str:
     """Open a push that was last active at `now_s`, with these chunks staged."""
     push = record(tenant, plan_id)
-    staging.declare(push, (), now_s)
+    staging.open_push(push, (), now_s)
     for name, data in chunks.items():
-        staging.put(tenant, push.plan_id, {"a": A, "b": B, "c": C}[name], data)
+        staging.put_chunk(tenant, push.plan_id, {"a": A, "b": B, "c": C}[name], data)
     return push.plan_id
 
 
@@ -67,18 +67,18 @@ def test_staged_push_survives_a_restart(tmp_path: Path) -> None:
     """Another process that opens the directory has the plans, digests and chunks."""
     plan = record()
     first = Staging(tmp_path, 2)
-    first.open(plan, {A: b"one"}, 0.0)
+    first.open_plan(plan, {A: b"one"}, 0.0)
     push = structs.replace(plan, plan_id="1" * 32, chunks=(PAGE_CHUNK, PAGE_CHUNK))
-    first.declare(push, (A, B), 0.0)
-    first.put("acme", push.plan_id, B, b"two")
+    first.open_push(push, (A, B), 0.0)
+    first.put_chunk("acme", push.plan_id, B, b"two")
     second = Staging(tmp_path, 2)
-    assert second.load("acme", plan.plan_id) == plan
-    assert second.declared("acme", push.plan_id) == (A, B)
+    assert second.load_plan("acme", plan.plan_id) == plan
+    assert second.read_declared("acme", push.plan_id) == (A, B)
     assert second.find_staged("acme", [A, B, C]) == {A, B}
     assert second.link_staged("acme", push.plan_id, [A, B, C]) == {A, B}
-    assert second.read("acme", push.plan_id, B) == b"two"
-    assert second.open_promises("acme", "", 0.0) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=False)]
-    assert second.open_promises("acme", "", IDLE_S) == [Promise(push.plan_id, {A: 4096, B: 4096}, free=True)]
+    assert second.read_chunk("acme", push.plan_id, B) == b"two"
+    assert second.open_promises("acme", "", 0.0) == [PromisedBytes(push.plan_id, {A: 4096, B: 4096}, is_idle=False)]
+    assert second.open_promises("acme", "", IDLE_S) == [PromisedBytes(push.plan_id, {A: 4096, B: 4096}, is_idle=True)]
     assert second.open_promises("acme", push.plan_id, 0.0) == []
 
 
@@ -87,15 +87,15 @@ def test_tenants_are_apart(tmp_path: Path) -> None:
     staging = Staging(tmp_path, 2)
     theirs = opened(staging, "acme", a=b"one")
     mine = opened(staging, "umbrella")
-    assert failure_of(staging.load, "umbrella", theirs) == NotFound("plan", theirs)
+    assert failure_of(staging.load_plan, "umbrella", theirs) == NotFound("plan", theirs)
     assert staging.link_staged("umbrella", mine, [A]) == set()
-    assert isinstance(failure_of(staging.read, "umbrella", mine, A), Conflict)
+    assert isinstance(failure_of(staging.read_chunk, "umbrella", mine, A), Conflict)
 
 
 @pytest.mark.parametrize("plan_id", ["", "..", "../acme", "x" * 32, "A" * 32, "0" * 31, "0" * 33, "/" + "0" * 31])
 def test_malformed_plan_id_is_unknown(tmp_path: Path, plan_id: str) -> None:
     """Anything but a generated id is unknown, before a path is built from it."""
-    assert isinstance(failure_of(Staging(tmp_path, 2).load, "acme", plan_id), NotFound)
+    assert isinstance(failure_of(Staging(tmp_path, 2).load_plan, "acme", plan_id), NotFound)
 
 
 def test_interrupted_push_is_resumed(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_interrupted_push_is_resumed(tmp_path: Path) -> None:
     newer = opened(staging)
     assert staging.link_staged("acme", newer, [A, C]) == {A}
     staging.drop("acme", older)
-    assert staging.read("acme", newer, A) == b"one"
+    assert staging.read_chunk("acme", newer, A) == b"one"
 
 
 def test_open_pushes_are_bounded(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_open_pushes_are_bounded(tmp_path: Path) -> None:
     with staging.pin(first):
         assert failure_of(opened, staging, "acme", IDLE_S + 1) == Overloaded("the list of open pushes", 2, 30.0)
         third = opened(staging, now_s=IDLE_S + 10)
-        assert isinstance(failure_of(staging.load, "acme", second), NotFound)
-    staging.load("acme", first)
-    staging.load("acme", third)
+        assert isinstance(failure_of(staging.load_plan, "acme", second), NotFound)
+    staging.load_plan("acme", first)
+    staging.load_plan("acme", third)
     staging.check_integrity()
 
 
@@ -129,10 +129,10 @@ def test_plans_make_room_at_once(tmp_path: Path) -> None:
     push = opened(staging)
     plans = [record() for _ in range(3)]
     for at, plan in enumerate(plans):
-        staging.open(plan, {}, float(at))
-    assert isinstance(failure_of(staging.load, "acme", plans[0].plan_id), NotFound)
+        staging.open_plan(plan, {}, float(at))
+    assert isinstance(failure_of(staging.load_plan, "acme", plans[0].plan_id), NotFound)
     for kept in (push, plans[1].plan_id, plans[2].plan_id):
-        staging.load("acme", kept)
+        staging.load_plan("acme", kept)
     staging.check_integrity()
 
 
@@ -141,7 +141,7 @@ def test_repeated_push_takes_no_more_room(tmp_path: Path) -> None:
     staging = Staging(tmp_path, 1)
     push = opened(staging, plan_id="0" * 32, a=b"one")
     assert opened(staging, plan_id="0" * 32) == push
-    assert staging.read("acme", push, A) == b"one"
+    assert staging.read_chunk("acme", push, A) == b"one"
 
 
 def test_sweep_removes_idle_pushes(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_sweep_removes_idle_pushes(tmp_path: Path) -> None:
     old, held, young = (opened(staging, now_s=at) for at in (0.0, 0.0, 60.0))
     with staging.pin(held):
         assert staging.sweep(now_s=101.0, max_age_s=100.0) == 1
-    assert isinstance(failure_of(staging.load, "acme", old), NotFound)
-    staging.load("acme", held)
+    assert isinstance(failure_of(staging.load_plan, "acme", old), NotFound)
+    staging.load_plan("acme", held)
     assert staging.sweep(now_s=101.0, max_age_s=100.0) == 1
-    staging.load("acme", young)
+    staging.load_plan("acme", young)
 
 
 def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
@@ -163,35 +163,35 @@ def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
     assert staging.sweep(now_s=100.0, max_age_s=1e6) == 0
     assert isinstance(failure_of(opened, staging, "acme", 101.0), Overloaded)
     opened(staging, now_s=100.0 + IDLE_S)
-    assert isinstance(failure_of(staging.load, "acme", ahead), NotFound)
+    assert isinstance(failure_of(staging.load_plan, "acme", ahead), NotFound)
 
 
 def test_chunk_before_declaration_is_refused(tmp_path: Path) -> None:
     """A chunk is accepted only after its declaration. A damaged plan or declaration counts as missing."""
     staging = Staging(tmp_path, 2)
     plan = record()
-    staging.open(plan, {A: b"one"}, 0.0)
-    assert isinstance(failure_of(staging.declared, "acme", plan.plan_id), Conflict)
-    staging.declare(plan, (), 0.0)
-    assert staging.declared("acme", plan.plan_id) == ()
+    staging.open_plan(plan, {A: b"one"}, 0.0)
+    assert isinstance(failure_of(staging.read_declared, "acme", plan.plan_id), Conflict)
+    staging.open_push(plan, (), 0.0)
+    assert staging.read_declared("acme", plan.plan_id) == ()
     here = tmp_path / "acme" / plan.plan_id
     (here / "declared.json").write_bytes(b"{")
-    assert isinstance(failure_of(staging.declared, "acme", plan.plan_id), Conflict)
+    assert isinstance(failure_of(staging.read_declared, "acme", plan.plan_id), Conflict)
     (here / "plan.json").write_bytes(b"")
-    assert isinstance(failure_of(staging.load, "acme", plan.plan_id), NotFound)
+    assert isinstance(failure_of(staging.load_plan, "acme", plan.plan_id), NotFound)
     (here / "chunks" / A).unlink()
-    staging.open(plan, {A: b"one"}, 0.0)  # repeating the calls restores what a power cut took
-    staging.declare(plan, (), 0.0)
-    assert staging.load("acme", plan.plan_id) == plan
-    assert staging.declared("acme", plan.plan_id) == ()
-    assert staging.read("acme", plan.plan_id, A) == b"one"
+    staging.open_plan(plan, {A: b"one"}, 0.0)  # repeating the calls restores what a power cut took
+    staging.open_push(plan, (), 0.0)
+    assert staging.load_plan("acme", plan.plan_id) == plan
+    assert staging.read_declared("acme", plan.plan_id) == ()
+    assert staging.read_chunk("acme", plan.plan_id, A) == b"one"
 
 
 def test_push_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     """A push that is larger than the free disk space is refused before it sends a chunk."""
     staging = Staging(tmp_path, 2)
-    staging.check_room(1)
-    assert isinstance(failure_of(staging.check_room, 1 << 60), CapacityExceeded)
+    staging.check_free_space(1)
+    assert isinstance(failure_of(staging.check_free_space, 1 << 60), CapacityExceeded)
 
 
 KILLED = """
@@ -223,7 +223,7 @@ def test_disk_errors_are_refused_by_cause(
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(Refused) as refused:
-        staging.open(record(), {}, 0.0)
+        staging.open_plan(record(), {}, 0.0)
     assert refused.value.failure == failure
 
 
@@ -281,7 +281,7 @@ class Machine(RuleBasedStateMachine):
     def put(self, data: st.DataObject, digest: str) -> None:
         plan = data.draw(st.sampled_from(sorted(self.plans)))
         tenant, staged = self.plans[plan]
-        self.staging.put(tenant, plan, digest, digest.encode())
+        self.staging.put_chunk(tenant, plan, digest, digest.encode())
         staged.add(digest)
 
     @precondition(lambda self: self.plans)
@@ -310,11 +310,11 @@ class Machine(RuleBasedStateMachine):
         self.staging.check_integrity()
         for plan, (tenant, staged) in self.plans.items():
             for digest in staged:
-                assert self.staging.read(tenant, plan, digest) == digest.encode()
+                assert self.staging.read_chunk(tenant, plan, digest) == digest.encode()
 
     def _is_there(self, tenant: str, plan: str) -> bool:
         try:
-            self.staging.load(tenant, plan)
+            self.staging.load_plan(tenant, plan)
         except Refused:
             return False
         return True

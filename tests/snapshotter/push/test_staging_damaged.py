@@ -33,11 +33,12 @@ def test_read_only_disk_ends_the_search_for_room(tmp_path: Path, monkeypatch: py
     """On a disk that removes nothing, a new plan or push fails at once instead of searching for room without end."""
     staging = Staging(tmp_path, 1)
     if kind == "plan":
-        staging.open(record(), {}, 0.0)
+        staging.open_plan(record(), {}, 0.0)
     else:
         opened(staging)
     monkeypatch.setattr(Path, "rename", refusing(errno.EROFS))
-    again = partial(staging.open, record(), {}, 2 * IDLE_S) if kind == "plan" else partial(opened, staging, now_s=2e9)
+    open_plan = partial(staging.open_plan, record(), {}, 2 * IDLE_S)
+    again = open_plan if kind == "plan" else partial(opened, staging, now_s=2e9)
     assert failure_of(again) == Unavailable("the staging disk")
 
 
@@ -47,22 +48,22 @@ def test_sweep_counts_only_what_it_removed(tmp_path: Path, monkeypatch: pytest.M
     push = opened(staging)
     monkeypatch.setattr(Path, "rename", refusing(errno.EROFS))
     assert staging.sweep(now_s=101.0, max_age_s=100.0) == 0
-    staging.load("acme", push)
+    staging.load_plan("acme", push)
 
 
 def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
     """A push whose commit begins between its choice as idle and its removal stays."""
     staging = Staging(tmp_path, 2)
     push = opened(staging, a=b"one")
-    assert [promise.free for promise in staging.open_promises("acme", "", IDLE_S)] == [True]
+    assert [promise.is_idle for promise in staging.open_promises("acme", "", IDLE_S)] == [True]
     with staging.pin(push):
         assert not staging.drop_idle("acme", push, IDLE_S)
     staging.touch("acme", push, IDLE_S)  # the client came back
     assert not staging.drop_idle("acme", push, IDLE_S)
-    assert staging.read("acme", push, A) == b"one"
+    assert staging.read_chunk("acme", push, A) == b"one"
     assert staging.drop_idle("acme", push, 2 * IDLE_S)
     assert staging.drop_idle("acme", push, 2 * IDLE_S)  # it is removed already
-    assert isinstance(failure_of(staging.load, "acme", push), NotFound)
+    assert isinstance(failure_of(staging.load_plan, "acme", push), NotFound)
 
 
 def test_start_skips_unreadable_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +79,12 @@ def test_start_skips_unreadable_directories(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "scandir", refuse)
     again = Staging(tmp_path, 2)
-    assert again.read("umbrella", well, A) == b"two"
+    assert again.read_chunk("umbrella", well, A) == b"two"
     assert failure_of(again.find_staged, "acme", [A]) == Unavailable("the staging disk")
     (tmp_path / "acme" / sick).rename(tmp_path / "acme" / f".{sick}")
     monkeypatch.setattr(os, "scandir", lambda path: refuse(sick) if "acme" in str(path) else scandir(path))
     assert again.sweep(now_s=101.0, max_age_s=100.0) == 1
-    assert isinstance(failure_of(again.load, "umbrella", well), NotFound)
+    assert isinstance(failure_of(again.load_plan, "umbrella", well), NotFound)
 
 
 FOREIGN_ENTRIES = [
@@ -118,14 +119,14 @@ def test_foreign_entries_stop_nothing(tmp_path: Path, entry: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"not ours")
     staging = Staging(tmp_path, 3)
-    assert staging.read("acme", "0" * 32, A) == b"one"
+    assert staging.read_chunk("acme", "0" * 32, A) == b"one"
     other = opened(staging, now_s=1.0)
     assert staging.find_staged("acme", [A, B]) == {A}
     assert staging.link_staged("acme", other, [A, B]) == {A}
     assert {promise.plan_id for promise in staging.open_promises("acme", "", 0.0)} == {"0" * 32, other}
     assert staging.declared_digests("acme") == set()
     assert staging.sweep(now_s=1e12, max_age_s=100.0) == 2
-    staging.discard("acme", A)
+    staging.discard_chunk("acme", A)
     staging.check_integrity()
 
 
@@ -140,18 +141,18 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: st
     """A damaged plan or declaration is refused, affects no other push, and is restored by its client's next call."""
     plan = structs.replace(record(), chunks=(PAGE_CHUNK,))
     staging = Staging(tmp_path, 2)
-    staging.declare(plan, (A,), 0.0)
+    staging.open_push(plan, (A,), 0.0)
     path = tmp_path / "acme" / plan.plan_id / name
     path.write_bytes(damages(path.read_bytes())[damage])
     staging = Staging(tmp_path, 2)
-    call = staging.load if name == "plan.json" else staging.declared
+    call = staging.load_plan if name == "plan.json" else staging.read_declared
     assert isinstance(failure_of(call, "acme", plan.plan_id), NotFound | Conflict)
     opened(staging, a=b"one")
     assert staging.find_staged("acme", [A]) == {A}
     assert len(staging.open_promises("acme", "", 0.0)) == (2 if name == "plan.json" else 1)
-    staging.declare(plan, (A,), 0.0)
-    assert staging.load("acme", plan.plan_id) == plan
-    assert staging.declared("acme", plan.plan_id) == (A,)
+    staging.open_push(plan, (A,), 0.0)
+    assert staging.load_plan("acme", plan.plan_id) == plan
+    assert staging.read_declared("acme", plan.plan_id) == (A,)
 
 
 def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +161,11 @@ def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pyt
     push = opened(staging)
     monkeypatch.setattr(Path, "read_bytes", refusing(errno.EIO))
     for ask in (
-        lambda: staging.declared("acme", push),
+        lambda: staging.read_declared("acme", push),
         lambda: staging.open_promises("acme", "", 0.0),
         lambda: staging.declared_digests("acme"),
-        lambda: staging.load("acme", push),
-        lambda: staging.read("acme", push, A),
+        lambda: staging.load_plan("acme", push),
+        lambda: staging.read_chunk("acme", push, A),
     ):
         assert failure_of(ask) == Unavailable("the staging disk")
 

@@ -145,7 +145,7 @@ def test_statement_before_the_declaration_is_refused(house: House) -> None:
 
 def test_statements_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements about one version are bounded, and stored ones may be repeated."""
-    monkeypatch.setattr(module, "ORIGINS_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_ORIGINS", 2)
     with house.client() as client:
         push_id, version = opened_push(client, Model())
         raws = [PUBLISHER.attest(version, ORIGIN_TYPE, statement(signed_at_s=at)) for at in range(3)]
@@ -158,7 +158,7 @@ def test_answers_count_in_the_memory_for_exports(tmp_path: Path, monkeypatch: py
         version = pushed(house, client, tmp_path)
         paths = f"/push/v1/versions/{version}/attestations", f"/push/v1/manifests/{version}"
         assert [client.get(path).status_code for path in paths] == [200, 200]
-    monkeypatch.setattr(exports, "ROOM_BYTES", 2)
+    monkeypatch.setattr(exports, "BUDGET_BYTES", 2)
     with open_house(settings_for(tmp_path / "data")) as house, house.client() as client:
         assert [client.get(path).status_code for path in paths] == [503, 503]
 
@@ -244,4 +244,4 @@ def test_seal_of_another_version_is_refused(tmp_path: Path) -> None:
     (path,) = (tmp_path / "store" / TENANT / "attestations" / version).iterdir()
     seal = read_seal(path.read_bytes(), version).seal
     with pytest.raises(Refused, match="another version"):
-        asyncio.run(bench.pushes._attestations.keep_seal(TENANT, "f" * 64, seal))
+        asyncio.run(bench.pushes._attestations.store_seal(TENANT, "f" * 64, seal))

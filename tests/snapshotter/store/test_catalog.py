@@ -38,25 +38,25 @@ async def test_chunks_follow_packs_and_indexes(tmp_path: Path) -> None:
     """Chunks are known while both pack and index exist. Each index is read once, and tenants are separate."""
     store = CountingStore(tmp_path)
     catalog = Catalog(store)
-    assert await catalog.places("acme") == {}
+    assert await catalog.chunk_places("acme") == {}
     await store.put_if_absent(pack_key("acme", P), b"pack")
-    assert await catalog.places("acme") == {}  # not indexed yet
+    assert await catalog.chunk_places("acme") == {}  # not indexed yet
     await store.put_if_absent(index_key("acme", P), encode_table(assign_offsets([(A, 4096), (B, 8192)])))
     want = {A: ChunkLocation(P, ((0, 4096),)), B: ChunkLocation(P, ((4096, 8192),))}
-    assert await catalog.places("acme") == want
-    assert await catalog.places("acme") == want
+    assert await catalog.chunk_places("acme") == want
+    assert await catalog.chunk_places("acme") == want
     assert store.reads == 1
-    assert await catalog.places("umbrella") == {}
+    assert await catalog.chunk_places("umbrella") == {}
     await store.put_if_absent(pack_key("acme", Q), b"pack")
     await store.put_if_absent(index_key("acme", Q), b"[")
-    assert await catalog.places("acme") == want
+    assert await catalog.chunk_places("acme") == want
     size = len(b"pack") + 12288 + len(encode_footer(assign_offsets([(A, 4096), (B, 8192)])))
-    assert (await catalog.holdings("acme")).stored_bytes == size  # includes packs without a valid index
-    assert (await catalog.holdings("acme")).find_missing({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
-    assert (await catalog.holdings("umbrella")).stored_bytes == 0
+    assert (await catalog.stored_chunks("acme")).stored_bytes == size  # includes packs without a valid index
+    assert (await catalog.stored_chunks("acme")).find_missing({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
+    assert (await catalog.stored_chunks("umbrella")).stored_bytes == 0
     await store.delete(pack_key("acme", P))
-    assert await catalog.places("acme") == {}
-    assert (await catalog.holdings("acme")).stored_bytes == len(b"pack")
+    assert await catalog.chunk_places("acme") == {}
+    assert (await catalog.stored_chunks("acme")).stored_bytes == len(b"pack")
     assert repr(catalog) == "<Catalog tenants=2>"
 
 
@@ -66,26 +66,26 @@ async def test_kept_files(tmp_path: Path) -> None:
     catalog = Catalog(store)
     pack, index = file_pack(P), FileIndex(chunks=(FileChunk(A, (FileSpan(73, 5000),)),), size=9000)
     await store.put_if_absent(pack_key("acme", pack), bytes(9000))
-    found = await catalog.holdings("acme")
+    found = await catalog.stored_chunks("acme")
     assert (found.files, found.stored_bytes, P in found) == (frozenset(), 9000, False)
     await store.put_if_absent(index_key("acme", pack), encode_file_index(index))
-    found = await catalog.holdings("acme")
+    found = await catalog.stored_chunks("acme")
     assert found.places == {A: ChunkLocation(pack, ((73, 5000),))}
     assert (found.files, found.stored_bytes) == (frozenset({P}), 9000)
     assert [name in found for name in (P, A, B)] == [True, True, False]
     assert found.find_missing({A: 8192, B: 4096}) == {B: 4096}
     await store.delete(index_key("acme", pack))
-    assert (await catalog.holdings("acme")).files == frozenset()
+    assert (await catalog.stored_chunks("acme")).files == frozenset()
     other = FileIndex(chunks=(FileChunk(B, (FileSpan(80, 4096),)),), size=9000)
     await store.put_if_absent(index_key("acme", pack), encode_file_index(other))
-    assert set(await catalog.places("acme")) == {B}
+    assert set(await catalog.chunk_places("acme")) == {B}
 
 
 async def test_catalog_is_bounded(tmp_path: Path) -> None:
     """The tenants that were used least recently are forgotten."""
     catalog = Catalog(FileStore(tmp_path))
     for number in range(100):
-        await catalog.places(f"t{number}")
+        await catalog.chunk_places(f"t{number}")
     assert repr(catalog) == "<Catalog tenants=64>"
 
 
@@ -109,9 +109,9 @@ async def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
     for pack, chunk in ((P, A), (Q, B)):
         await store.put_if_absent(pack_key("acme", pack), b"pack")
         await store.put_if_absent(index_key("acme", pack), encode_table(assign_offsets([(chunk, 4096)])))
-    holdings = await Catalog(store).holdings("acme")
-    assert set(holdings.places) == {B}
-    assert holdings.stored_bytes == len(b"pack") + 4096 + len(encode_footer(assign_offsets([(B, 4096)])))
+    stored = await Catalog(store).stored_chunks("acme")
+    assert set(stored.places) == {B}
+    assert stored.stored_bytes == len(b"pack") + 4096 + len(encode_footer(assign_offsets([(B, 4096)])))
     store.away = True
     with pytest.raises(BlobUnavailable):
-        await Catalog(store).holdings("acme")
+        await Catalog(store).stored_chunks("acme")

@@ -333,7 +333,7 @@ async def test_waiter_waits_for_both_a_fetch_and_a_write(tmp_path: Path, monkeyp
 
     async with opened(tmp_path) as tier:
         key = ("a", NAMES[0])
-        with tier.marking_write(*key):
+        with tier.mark_writing(*key):
             writing = asyncio.create_task(tier.admit(*key, page(7)))
             await asyncio.to_thread(held.wait, 30)
         waiting = asyncio.create_task(tier.wait_until_written(*key))
@@ -345,7 +345,7 @@ async def test_waiter_waits_for_both_a_fetch_and_a_write(tmp_path: Path, monkeyp
         assert await writing
         assert await waiting
         await becoming_idle
-        with tier.marking_write("a", NAMES[1]):
+        with tier.mark_writing("a", NAMES[1]):
             assert await tier.admit("a", NAMES[1], page(8))
             waiting = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
             await asyncio.sleep(0.05)

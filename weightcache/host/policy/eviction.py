@@ -74,13 +74,13 @@ def _order_by_quota(ranked: Iterable[Candidate[KeyT]], shares: TenantShares) -> 
     """
     held = dict(shares.held)
     surplus: list[Candidate[KeyT]] = []
-    within: list[Candidate[KeyT]] = []
+    rest: list[Candidate[KeyT]] = []
     for candidate in ranked:
         if held.get(candidate.tenant, 0) > shares.quota:
             held[candidate.tenant] -= candidate.size
             surplus.append(candidate)
         else:
-            within.append(candidate)
+            rest.append(candidate)
     if held.get(shares.requesting_tenant, 0) > shares.quota:
-        within = [candidate for candidate in within if candidate.tenant == shares.requesting_tenant]
-    return surplus + within
+        rest = [candidate for candidate in rest if candidate.tenant == shares.requesting_tenant]
+    return surplus + rest

@@ -54,12 +54,12 @@ class Extent:
 
 def distinct_chunks(chunks: Iterable[tuple[str, int]]) -> tuple[WantedChunk, ...]:
     """Return the distinct chunks of (digest, length) pairs in order of the linear space, at their first positions."""
-    first: dict[str, WantedChunk] = {}
+    chunk_by_digest: dict[str, WantedChunk] = {}
     virtual = 0
     for digest, length in chunks:
-        first.setdefault(digest, WantedChunk(digest, length, virtual))
+        chunk_by_digest.setdefault(digest, WantedChunk(digest, length, virtual))
         virtual += length
-    return tuple(first.values())
+    return tuple(chunk_by_digest.values())
 
 
 def place_chunks(
@@ -128,17 +128,17 @@ def _runs(wanted: Sequence[WantedChunk]) -> list[tuple[WantedChunk, ...]]:
 
 def _find_slab(first: WantedChunk, length: int, used_by_slab: Mapping[int, int], slab_bytes: int) -> int | None:
     """Return the first slab with room for a run of this length, else with room for its first chunk, else None."""
-    found: int | None = None
-    last = slab_bytes - first.length
+    fallback: int | None = None
+    last_start = slab_bytes - first.length
     for slab, begin in used_by_slab.items():
-        if begin > last:
+        if begin > last_start:
             continue  # the common case in a large version
         start = _start_offset(first, length, begin, slab_bytes)
         if start + length <= slab_bytes:
             return slab
-        if found is None and start <= last:
-            found = slab
-    return found
+        if fallback is None and start <= last_start:
+            fallback = slab
+    return fallback
 
 
 def _fitting(run: Sequence[WantedChunk], offset: int, slab_bytes: int) -> list[tuple[WantedChunk, int]]:

@@ -49,7 +49,7 @@ class Reservation:
     @property
     def slabs(self) -> tuple[int, ...]:
         """Return the slabs in the order in which the version first needs them."""
-        return tuple(dict.fromkeys(spot.slab for spot in self.places.values()))
+        return tuple(dict.fromkeys(place.slab for place in self.places.values()))
 
 
 @dataclass(slots=True)
@@ -126,14 +126,14 @@ class HostIndex:
         `Overloaded` if too much is in use; `ChunkCorrupt` if a digest is here with another length.
         """
         wanted = distinct_chunks(chunks)
-        alone = self._count_slabs_alone(wanted)
-        if alone > self.max_slabs:
-            raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
-        if alone > self.quota:
-            what = "slabs of the weight cache that one tenant may have (KELVIN_HOST_QUOTA)"
-            raise Refused(CapacityExceeded(what, alone, self.quota))
+        slabs_alone = self._count_slabs_alone(wanted)
+        if slabs_alone > self.max_slabs:
+            raise Refused(CapacityExceeded("slabs of the weight cache", slabs_alone, self.max_slabs))
+        if slabs_alone > self.quota:
+            name = "slabs of the weight cache that one tenant may have (KELVIN_HOST_QUOTA)"
+            raise Refused(CapacityExceeded(name, slabs_alone, self.quota))
         plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
-        if plan is None and self.slabs_by_tenant[tenant] + alone > self.quota < self.max_slabs:
+        if plan is None and self.slabs_by_tenant[tenant] + slabs_alone > self.quota < self.max_slabs:
             raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S, "slabs"))
         if plan is None:
             raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S, "slabs"))
@@ -170,7 +170,7 @@ class HostIndex:
 
     def is_current(self, reservation: Reservation) -> bool:
         """Return whether all chunks of the reservation are ready at their reserved places."""
-        return all(self.try_place(reservation.tenant, digest) == at for digest, at in reservation.places.items())
+        return all(self.try_place(reservation.tenant, digest) == place for digest, place in reservation.places.items())
 
     def ready_chunks(self) -> tuple[tuple[tuple[str, str], int], ...]:
         """Return ((tenant, digest), length) of each ready chunk."""
@@ -245,21 +245,21 @@ class HostIndex:
     def check_integrity(self) -> None:
         """Raise AssertionError if two facts contradict each other."""
         assert len(self._slabs) <= self.max_slabs
-        seen: dict[int, set[str]] = {number: set() for number in self._slabs}
+        digests_by_slab: dict[int, set[str]] = {number: set() for number in self._slabs}
         for (tenant, digest), entry in self._chunks.items():
             slab = self._slabs[entry.place.slab]
             assert slab.tenant == tenant, "a slab holds one tenant's chunks"
             assert entry.is_ready or slab.pins, "a load pins its slab"
-            seen[entry.place.slab].add(digest)
+            digests_by_slab[entry.place.slab].add(digest)
         for number, slab in self._slabs.items():
             assert number < self._next
             assert slab.pins >= 0
-            assert slab.chunks == seen[number]
+            assert slab.chunks == digests_by_slab[number]
             assert slab.chunks or slab.is_busy, "an idle slab holds something"
             end = 0
-            for spot in sorted((self._chunks[slab.tenant, d].place for d in slab.chunks), key=lambda p: p.offset):
-                assert spot.offset >= end, "places do not overlap"
-                end = spot.end
+            for place in sorted((self._chunks[slab.tenant, d].place for d in slab.chunks), key=lambda p: p.offset):
+                assert place.offset >= end, "places do not overlap"
+                end = place.end
             assert end <= slab.used_bytes <= self.slab_bytes
 
     def _count_slabs_alone(self, wanted: Sequence[WantedChunk]) -> int:
@@ -292,24 +292,25 @@ class HostIndex:
             else:
                 ended.add(entry.place.slab)
         missing = [chunk for chunk in wanted if chunk.digest not in present]
-        kept = {spot.slab for spot in present.values()}
+        kept_slabs = {place.slab for place in present.values()}
         while True:
             free_tails = self._free_tails(tenant, ended)
-            free = self.max_slabs - len(self._slabs) + len(ended)
-            fresh = count_new_slabs(missing, free_tails, self.slab_bytes)
-            held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
-            held[tenant] += fresh
-            if fresh <= free:
+            free_count = self.max_slabs - len(self._slabs) + len(ended)
+            new_count = count_new_slabs(missing, free_tails, self.slab_bytes)
+            slabs_by_tenant = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
+            slabs_by_tenant[tenant] += new_count
+            if new_count <= free_count:
                 return present, tuple(sorted(ended))
             idle = (
                 Candidate(number, 1, slab.used_at, self._reload_of(slab), slab.tenant)
                 for number, slab in self._slabs.items()
-                if not slab.is_busy and number not in kept and number not in ended
+                if not slab.is_busy and number not in kept_slabs and number not in ended
             )
-            least = choose_victims(idle, fresh - free, HALF_LIFE_S, TenantShares(held, self.quota, tenant))
-            if least is None:
+            shares = TenantShares(slabs_by_tenant, self.quota, tenant)
+            victims = choose_victims(idle, new_count - free_count, HALF_LIFE_S, shares)
+            if victims is None:
                 return None
-            ended |= set(least)  # they may have had free tails, so count again
+            ended |= set(victims)  # they may have had free tails, so count again
 
     def _reload_of(self, slab: _Slab) -> float:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
@@ -335,20 +336,20 @@ class HostIndex:
             self._end(number)
         free_tails = self._free_tails(tenant, set())
         count = count_new_slabs(missing, free_tails, self.slab_bytes)
-        fresh = tuple(range(self._next, self._next + count))
+        new_slabs = tuple(range(self._next, self._next + count))
         self._next += count
-        for number in fresh:
+        for number in new_slabs:
             self._slabs[number] = _Slab(tenant, used_at)
-        placed = place_chunks(missing, free_tails, fresh, self.slab_bytes)
-        for digest, spot in placed.items():
-            self._chunks[tenant, digest] = _ChunkEntry(spot)
-            slab = self._slabs[spot.slab]
+        new_places = place_chunks(missing, free_tails, new_slabs, self.slab_bytes)
+        for digest, place in new_places.items():
+            self._chunks[tenant, digest] = _ChunkEntry(place)
+            slab = self._slabs[place.slab]
             slab.chunks.add(digest)
-            slab.used_bytes = max(slab.used_bytes, spot.end)
-        both = {**present, **placed}
-        places = {chunk.digest: both[chunk.digest] for chunk in wanted}
-        wait = tuple(digest for digest in present if not self._chunks[tenant, digest].is_ready)
-        reservation = Reservation(tenant, places, tuple(placed), wait, fresh, ended)
+            slab.used_bytes = max(slab.used_bytes, place.end)
+        all_places = {**present, **new_places}
+        places = {chunk.digest: all_places[chunk.digest] for chunk in wanted}
+        to_await = tuple(digest for digest in present if not self._chunks[tenant, digest].is_ready)
+        reservation = Reservation(tenant, places, tuple(new_places), to_await, new_slabs, ended)
         for number in reservation.slabs:
             self._slabs[number].used_at = max(self._slabs[number].used_at, used_at)
         self.pin(reservation.slabs)

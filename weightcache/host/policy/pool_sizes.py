@@ -29,11 +29,11 @@ def slabs_to_make(slab_counts: SlabCounts, limit: int, spare: int, at_once: int)
     """Return how many more slabs to start making. For waiting callers, as many are made at once as possible. Spare
     slabs are made one after another, so that they take at most one core from other work.
     """
-    room = limit - slab_counts.used - slab_counts.free - slab_counts.being_made
+    headroom = limit - slab_counts.used - slab_counts.free - slab_counts.being_made
     missing = slab_counts.waiting - slab_counts.free - slab_counts.being_made
     if slab_counts.waiting:
-        return max(0, min(missing, room, at_once - slab_counts.being_made))
-    return max(0, min(1 - slab_counts.being_made, spare - slab_counts.free, room))
+        return max(0, min(missing, headroom, at_once - slab_counts.being_made))
+    return max(0, min(1 - slab_counts.being_made, spare - slab_counts.free, headroom))
 
 
 def spare_slabs(host_bytes: int, slab_bytes: int, spare_bytes: int) -> int:

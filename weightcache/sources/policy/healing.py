@@ -85,8 +85,8 @@ def choose_step(rules: Sequence[SourceRule], attempts: Sequence[ReadAttempt]) ->
     if attempts and attempts[-1].outcome in GOOD_OUTCOMES:
         return Fetched(attempts[-1].tier)
     for position, rule in enumerate(rules):
-        own = [trial for trial in attempts if trial.tier == rule.tier]
-        if not own or (own[-1].is_fault and len(own) < rule.attempts):
+        own_attempts = [attempt for attempt in attempts if attempt.tier == rule.tier]
+        if not own_attempts or (own_attempts[-1].is_fault and len(own_attempts) < rule.attempts):
             return TrySource(position)
     return Unrecoverable(_find_decisive(attempts))
 
@@ -95,5 +95,5 @@ def _find_decisive(attempts: Sequence[ReadAttempt]) -> ReadAttempt:
     """Return the last source's attempt. If it has no copy, return one of an unavailable source, which may have it."""
     last = attempts[-1]
     if last.outcome in ABSENT_OUTCOMES:
-        return next((trial for trial in reversed(attempts) if trial.outcome is ReadOutcome.AWAY), last)
+        return next((attempt for attempt in reversed(attempts) if attempt.outcome is ReadOutcome.AWAY), last)
     return last

@@ -16,33 +16,33 @@ from starlette.types import Message, Receive, Send
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import Overloaded
 from snapshotter.intake.request_bodies import BufferedResponse, read_body
-from snapshotter.intake.request_limits import BodyBudget, KeyedLocks, RequestLimiter
-from snapshotter.push.pushes import PLAN_BYTES, PLAN_TURN_S, PLANS_AT_ONCE
+from snapshotter.intake.tenant_call_limits import BodyBudget, CallLimiter, KeyedLocks
+from snapshotter.push.pushes import MAX_PLANS, PLAN_BYTES, PLAN_WAIT_S
 from tests.snapshotter.intake.test_request_bodies import SlowRequest
 
 
 async def test_turns_are_bounded_and_returned() -> None:
     """The third request of two turns is refused after its wait. Errors and cancellations free their turns."""
 
-    async def fail_inside(turns: RequestLimiter) -> None:
-        async with turns.take("b"):
+    async def fail_inside(turns: CallLimiter) -> None:
+        async with turns.hold_permit("b"):
             with pytest.raises(Refused) as caught:
-                await turns.take("c", wait_s=0).__aenter__()
+                await turns.hold_permit("c", wait_s=0).__aenter__()
             assert caught.value.failure == Overloaded("the bench", 2, 1.0)
             raise ZeroDivisionError
 
-    turns = RequestLimiter("the bench", 2)
-    async with turns.take("a"):
+    turns = CallLimiter("the bench", 2)
+    async with turns.hold_permit("a"):
         with pytest.raises(ZeroDivisionError):
             await fail_inside(turns)
-        async with turns.take("b", wait_s=0):
-            waiter = asyncio.create_task(turns.take("c").__aenter__())
+        async with turns.hold_permit("b", wait_s=0):
+            waiter = asyncio.create_task(turns.hold_permit("c").__aenter__())
             await asyncio.sleep(0)
             waiter.cancel()
             await asyncio.gather(waiter, return_exceptions=True)
-    async with turns.take("a", wait_s=0), turns.take("b", wait_s=0):
-        assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=2>"
-    assert repr(turns) == "<RequestLimiter the bench limit=2 tenants=0>"  # a tenant without turns leaves no entry
+    async with turns.hold_permit("a", wait_s=0), turns.hold_permit("b", wait_s=0):
+        assert repr(turns) == "<CallLimiter the bench limit=2 tenants=2>"
+    assert repr(turns) == "<CallLimiter the bench limit=2 tenants=0>"  # a tenant without turns leaves no entry
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ async def test_turns_stay_within_bounds_and_none_is_lost(limit: int, visits: lis
     """All tenants together stay within the limit, one tenant within half of it, and in the end all turns are free."""
     inside: Counter[str] = Counter()
 
-    async def visit(turns: RequestLimiter, each: Visit) -> None:
+    async def visit(turns: CallLimiter, each: Visit) -> None:
         await asyncio.sleep(each.comes_s)
-        async with turns.take(each.tenant):
+        async with turns.hold_permit(each.tenant):
             inside[each.tenant] += 1
             try:
                 assert inside.total() <= limit
@@ -84,7 +84,7 @@ async def test_turns_stay_within_bounds_and_none_is_lost(limit: int, visits: lis
             finally:
                 inside[each.tenant] -= 1
 
-    turns, loop = RequestLimiter("the bench", limit), asyncio.get_running_loop()
+    turns, loop = CallLimiter("the bench", limit), asyncio.get_running_loop()
     tasks = [asyncio.create_task(visit(turns, each)) for each in visits]
     for task, each in zip(tasks, visits, strict=True):
         if each.leaves_s is not None:
@@ -96,10 +96,10 @@ async def test_turns_stay_within_bounds_and_none_is_lost(limit: int, visits: lis
             assert each.leaves_s is not None
         else:
             assert ended is None
-    assert repr(turns) == f"<RequestLimiter the bench limit={limit} tenants=0>"
+    assert repr(turns) == f"<CallLimiter the bench limit={limit} tenants=0>"
     async with AsyncExitStack() as all_of_them:
         for number in range(limit):
-            await all_of_them.enter_async_context(turns.take(f"t{number}", wait_s=0))
+            await all_of_them.enter_async_context(turns.hold_permit(f"t{number}", wait_s=0))
 
 
 @pytest.mark.virtual_time
@@ -107,12 +107,12 @@ async def test_longest_waiting_tenant_is_next() -> None:
     """A tenant with many requests gets its next turn after tenants that waited longer."""
     order: list[str] = []
 
-    async def visit(turns: RequestLimiter, tenant: str) -> None:
-        async with turns.take(tenant):
+    async def visit(turns: CallLimiter, tenant: str) -> None:
+        async with turns.hold_permit(tenant):
             order.append(tenant)
             await asyncio.sleep(1)
 
-    turns = RequestLimiter("the bench", 2)
+    turns = CallLimiter("the bench", 2)
     async with asyncio.TaskGroup() as tasks:
         for tenant in "aaaaabbc":
             tasks.create_task(visit(turns, tenant))
@@ -207,11 +207,11 @@ async def test_waiting_plans_give_way_to_a_third_tenant() -> None:
     """
     judged_s = 100.0
 
-    budget, turns = BodyBudget("the bench", 400), RequestLimiter("plans", PLANS_AT_ONCE)
+    budget, turns = BodyBudget("the bench", 400), CallLimiter("plans", MAX_PLANS)
     loop = asyncio.get_running_loop()
 
     async def push(tenant: str, seconds: float) -> None:
-        async with _receive(budget, tenant, (0.0, bytes(100)), turn=turns.take(tenant, PLAN_TURN_S)):
+        async with _receive(budget, tenant, (0.0, bytes(100)), turn=turns.hold_permit(tenant, PLAN_WAIT_S)):
             await asyncio.sleep(seconds)
 
     async def attack(tenant: str, begins_s: float) -> None:
@@ -240,10 +240,10 @@ async def test_waiting_plans_give_way_to_a_third_tenant() -> None:
 @pytest.mark.parametrize("leaves_s", [0.5, 1.5, 2.5], ids=["while it is sent", "while it waits", "while it is judged"])
 async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> None:
     """Cancellation frees both while the body is sent, waits or is judged."""
-    budget, turns = BodyBudget("the bench", 100), RequestLimiter("plans", 1)
+    budget, turns = BodyBudget("the bench", 100), CallLimiter("plans", 1)
 
     async def push(tenant: str, seconds: float) -> None:
-        async with _receive(budget, tenant, (0.0, b"x"), (1.0, b"y"), turn=turns.take(tenant, PLAN_TURN_S)):
+        async with _receive(budget, tenant, (0.0, b"x"), (1.0, b"y"), turn=turns.hold_permit(tenant, PLAN_WAIT_S)):
             await asyncio.sleep(seconds)
 
     first = asyncio.create_task(push("a", 1.0))
@@ -253,7 +253,7 @@ async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> 
     leaving.cancel()
     await asyncio.gather(first, leaving, return_exceptions=True)
     assert "held=0/100" in repr(budget)
-    async with turns.take("c", wait_s=0):
+    async with turns.hold_permit("c", wait_s=0):
         pass
 
 
