@@ -18,6 +18,7 @@ from activator.queue.policy.queue_bounds import QueueLimit
 from kelvin.contracts import setting_parser
 from kelvin.contracts.names import require_dns_label
 from kelvin.contracts.roles import Role
+from kelvin.ipc.connector import is_remote
 from kelvin.ipc.peer_settings import LOCAL_ONLY, PeerSettings, read_address, read_peer_settings
 from kelvin.telemetry.settings import NO_TRACES, TelemetrySettings
 from kelvin.telemetry.settings import read_settings as read_telemetry
@@ -63,6 +64,16 @@ class ActivatorSettings:
     max_feed_age_s: float = 14_400.0  # how long a kept feed admits requests
     autoscaler: str | None = None  # URL of Knative's autoscaler; None: the control plane scales
     data_path: tuple[str, int] | None = None  # address of Knative's data path
+
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether replicas are pods that Knative scales."""
+        return self.autoscaler is not None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the control plane and its replicas are on another host."""
+        return is_remote(self.peer_settings.control)
 
     @property
     def socket_directory(self) -> Path:

@@ -1,4 +1,4 @@
-"""One activator process: the modules as `activator.app.app.run` assembles them, its start, end and death.
+"""One activator process: the modules as `activator.app.components` builds them, its start, end and death.
 
 Its stored feed and its handover socket are in `run`, its records in `spools`. They outlive it.
 """
@@ -28,6 +28,8 @@ from activator.api.lookup_routes import LookupRoutes
 from activator.api.open_inference_metadata import OpenInferenceMetadata
 from activator.api.passthrough import Passthrough
 from activator.app import app
+from activator.app.components import flush_spool
+from activator.app.feed_applier import FeedApplier
 from activator.auth.authenticator import Authenticator
 from activator.auth.key_uses import KeyUses
 from activator.degradation.degradation import Degradation
@@ -157,6 +159,7 @@ class ActivatorProcess:
         self.budgets = TenantBudgets(self.name, wall_s=clocks.wall)
         usage = UsageRecords(self.spool, timelines, on_end=CompletionLog(metrics, telemetry), wall_clock=clocks.wall)
         self.last = LastFeed(self._directory, self.table, FEED_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
+        self._apply = FeedApplier(self.throttler, self.table, self.budgets, self.replica_sessions).apply
         self.feed = FeedClient(client, self._hear, self.name)
         self._uses = KeyUses(client)
         authenticator = Authenticator(self.table, self._uses, is_fresh=self.last.is_fresh, wall_clock=clocks.wall)
@@ -219,7 +222,7 @@ class ActivatorProcess:
             self._start("inherited answers", receiver.receive())
         self._live("leftover spools", app.ship_leftovers(self.spools, ledger_poster(self._client)))
         stop: Any = self.stop
-        self._start("handover", app._hand_over(self.handover, self.answers, self._directory, stop))
+        self._start("handover", app.hand_over_at_stop(self.handover, self.answers, self._directory, stop))
         with suppress(TimeoutError):
             async with asyncio.timeout(app.FIRST_FEED_S):
                 await self.feed.synced.wait()
@@ -253,7 +256,7 @@ class ActivatorProcess:
         await self.waker.close()
         await self.background_tasks.close()
         await self.replica_sessions.close()
-        await app._flush(self.shipper)
+        await flush_spool(self.shipper)
         await self._end_loops()
         self.spool.close()
         self._directory.close()
@@ -306,13 +309,6 @@ class ActivatorProcess:
     def _hear(self, line: Feed) -> None:
         self._apply(line)
         self.last.record_heard_line(line)
-
-    def _apply(self, line: Feed) -> None:
-        self.throttler.apply(line)
-        self.table.apply(line)
-        self.budgets.apply(line)
-        if line.full or line.removed_replicas:
-            self.replica_sessions.retain(self.throttler.addresses())
 
     async def _look(self) -> None:
         """Note since when versions are wanted."""
