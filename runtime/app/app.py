@@ -5,21 +5,20 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import torch
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from kelvin.contracts.artifacts.filter_api import FILTERS_SOCKET
 from kelvin.contracts.artifacts.push_api import KeepSeal
-from kelvin.contracts.artifacts.runtime_control import BindRequest, GateFacts, GateJob, Pod, SealAttestation, SealJob
+from kelvin.contracts.artifacts.runtime_control import BindRequest, Pod
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.roles import Role, Rules
 from kelvin.contracts.serving.control_messages import batch_of
 from kelvin.ipc.connector import Connector
-from kelvin.ipc.engine_jobs import GATE_BYTES, seal_bytes
 from kelvin.ipc.internal_server import open_internal_server
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
@@ -28,52 +27,45 @@ from kelvin.spool.shipper import Post
 from runtime.api.control_api import BindHandler, attach_replica, build_bind_api
 from runtime.api.inference_api import ServingApi
 from runtime.api.orphan_records import OrphanRecords, open_orphan_records
-from runtime.app.process_memory import SPARE_BYTES, limit_memory
+from runtime.app.replica_operations import build_operations
 from runtime.app.roles_policy import BIND_API_RULES, RULES
 from runtime.app.settings import LISTEN, STANDBY_LISTEN, RuntimeSettings
-from runtime.app.warmup import WarmUp
 from runtime.dependencies import LEDGER, SEALS
-from runtime.lifecycle import sealing_jobs
 from runtime.lifecycle.gpu_watch import GpuWatch
 from runtime.lifecycle.meter_writer import MeterWriter
-from runtime.lifecycle.replica import ReplicaOperations, RuntimeReplica
-from runtime.lifecycle.version_restore import restore
-from runtime.lifecycle.weights import AcquireLease, Weights, engine_fingerprint, resolve_device
-from runtime.predictor.onnx_session import installed_fingerprint
+from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.filter_pipeline import FilterClient
-from runtime.surface.serving import EngineCallbacks, ServedVersion
-from weightcache.client import lease as client
-from weightcache.client.device_copy import Lanes, agreed_checksum, copy_to_device, view_tensors
 
 log = logging.getLogger(__name__)
 
-_USAGE: Final = "/internal/v1/usage/requests"
+_USAGE_PATH: Final = "/internal/v1/usage/requests"
 _POST_TIMEOUT_S: Final = LEDGER.timeout_s
 _WARM_UP_DELAY_S: Final = 0.25  # a standby that was forked for a waiting request has its bind by then
 _LAST_FRAMES_S: Final = 5  # for activators to read responses that are already complete
 _LAST_RECEIPTS_S: Final = 1.0  # for activators to confirm their records; less than the lifeline's grace period
 _SEAL_POLL_S: Final = 0.5
 _SEAL_PAUSES_S: Final = (1.0, 5.0, 25.0)  # between attempts
-_SEAL_S: Final = SEALS.timeout_s
+_SEAL_TIMEOUT_S: Final = SEALS.timeout_s
 UploadSeal = Callable[[KeepSeal], Awaitable[None]]
 
 
-async def serve(
-    runtime_id: str,
-    settings: RuntimeSettings,
-    directory: SocketDirectory,
-    listener: socket.socket,
-    meter: MeterWriter,
-    control: FastAPI,
-    stop: asyncio.Event,
-    pod: Pod | None = None,
-    gpus: GpuWatch | None = None,
-    agent: SocketDirectory | None = None,
-) -> None:
-    """Run one replica until `stop` or a drain is over. An unhealthy GPU in `gpus` starts a drain. The replica binds the
-    `pod`'s version at once, or parks until it gets a bind order. `agent` is the directory of the cache agent's sockets,
-    if it isn't `directory`. Raises `Refused` if the replica has failed.
-    """
+@dataclass(frozen=True, slots=True)
+class ReplicaProcess:
+    """What the process of a replica opens before its event loop runs."""
+
+    runtime_id: str
+    directory: SocketDirectory
+    listener: socket.socket
+    meter: MeterWriter
+    control: FastAPI
+    pod: Pod | None = None  # binds its version at once, or parks until it gets a bind order
+    gpus: GpuWatch | None = None  # an unhealthy GPU starts a drain
+    agent: SocketDirectory | None = None  # of the cache agent's sockets, if it isn't `directory`
+
+
+async def serve(process: ReplicaProcess, settings: RuntimeSettings, stop: asyncio.Event) -> None:
+    """Run one replica until `stop` or a drain is over. Raises `Refused` if the replica has failed."""
+    directory, pod, control, gpus = process.directory, process.pod, process.control, process.gpus
     initial_bind, parked = (None, None) if pod is None else (pod.bind, pod.parked)
     async with (
         open_internal_server(
@@ -82,28 +74,29 @@ async def serve(
         open_filter_client(directory, settings.filters) as filters,
         open_orphan_records(
             settings.spools,
-            runtime_id,
+            process.runtime_id,
             _build_usage_post(inner.connector_factory.connector_to(settings.peer_settings.control, Role.CONTROLPLANE)),
         ) as orphans,
     ):
         url = inner.url if parked is None else ""  # other processes know a parked pod's address already
-        work = build_operations(agent or directory, settings.restore_s, filters)
-        replica = RuntimeReplica(runtime_id, meter, work, url, step_s=settings.step_s)
+        operations = build_operations(process.agent or directory, settings.restore_s, filters)
+        replica = RuntimeReplica(process.runtime_id, process.meter, operations, url, step_s=settings.step_s)
         upload_seal = build_seal_uploader(
             inner.connector_factory.connector_to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
         )
         attach_replica(control, replica)
         api = ServingApi(replica, orphans, control, in_pod=pod is not None)
-        remote_app: tuple[ASGIApp, Rules] = api, RULES
+        remote_app: ASGIApp = api
+        remote_rules: Rules = RULES
         if parked is not None:
-            remote_app = build_bind_api(BindHandler(parked, replica, stop, settings.restore_s), replica), BIND_API_RULES
+            remote_app = build_bind_api(BindHandler(parked, replica, stop, settings.restore_s), replica)
+            remote_rules = BIND_API_RULES
         try:
             async with Loops() as loops, asyncio.TaskGroup() as tasks:
                 loops.start("engine watch", replica.watch)
                 upload_loop = partial(upload_recorded_seal, replica, upload_seal)
-                loops.start(
-                    "known answers", upload_loop, takes_readiness=False
-                )  # optional: other replicas record them again
+                # Optional: other replicas record the answers again.
+                loops.start("known answers", upload_loop, takes_readiness=False)
                 if gpus is not None:
                     loops.start("GPU watch", partial(gpus.run, replica.drain))
                 background_tasks = (
@@ -114,7 +107,7 @@ async def serve(
                 tasks.create_task(_wait_for_exit(replica, orphans, ended), name="wait for exit")
                 if initial_bind is not None:
                     tasks.create_task(_bind_initial(replica, initial_bind), name="bind")
-                await inner.serve(api, listener, remote_app[1], ended, _LAST_FRAMES_S, remote_app=remote_app[0])
+                await inner.serve(api, process.listener, remote_rules, ended, _LAST_FRAMES_S, remote_app=remote_app)
                 await loops.close()
                 for task in background_tasks:
                     task.cancel()
@@ -137,69 +130,7 @@ async def open_filter_client(directory: SocketDirectory, on: bool) -> AsyncItera
         await client.close()
 
 
-def build_operations(
-    directory: SocketDirectory, timeout_s: float, filters: FilterClient | None = None
-) -> ReplicaOperations:
-    """Return the operations of this replica, over the real weight cache."""
-    lanes = Lanes()
-
-    def acquire_on(device: torch.device, *, progressive: bool) -> AcquireLease:
-        def on_device(lease: client.Lease, expected: str | None) -> Weights:
-            there = copy_to_device(lease, lanes.lane_for(device), expected)
-            checksum = there.checksum  # a local name, so that `copy_again` does not keep the arena alive
-            on_host = partial(view_tensors, lease)
-            return Weights(lease, there.tensors, checksum, lambda: on_device(lease, checksum), on_host)
-
-        def acquire(tenant: str, version: str) -> Weights:
-            engines = list_engines(device)
-            lease = client.acquire(directory, tenant, version, timeout_s, engines, progressive=progressive)
-            if device.type == "cpu":
-                return Weights(lease, view_tensors(lease))
-            try:
-                return on_device(lease, agreed_checksum(lease.attestations))
-            except BaseException:
-                lease.close()
-                raise
-
-        return acquire
-
-    def do_restore(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
-        if filters is not None:
-            filters.tenant = request.tenant
-        device = resolve_device(request.device_class)
-        acquire = acquire_on(device, progressive=True)
-
-        def acquire_bounded(tenant: str, version: str) -> Weights:
-            weights = acquire(tenant, version)
-            if device.type == "cpu":  # not for a GPU: its drivers map memory that is not this process's
-                # Count the weights: a tensor is copied if its stored layout isn't the one that is computed over.
-                limit_memory(weights.lease.manifest.total_bytes + request.kv_bytes + SPARE_BYTES)
-            return weights
-
-        return restore(request, callbacks, acquire_bounded, filters)
-
-    # A job computes on the CPU only. Its process ends afterwards, so the memory limit affects no later work.
-    def do_gate(job: GateJob) -> GateFacts:
-        limit_memory(GATE_BYTES)
-        return sealing_jobs.gate(job)
-
-    def do_seal(job: SealJob) -> SealAttestation:
-        limit_memory(seal_bytes(job))
-        if filters is not None:
-            filters.tenant = job.tenant
-        acquire = acquire_on(torch.device("cpu"), progressive=False)
-        return sealing_jobs.seal(job, acquire, with_device_checksum=lanes.has_device, filters=filters)
-
-    return ReplicaOperations(restore=do_restore, gate=do_gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
-
-
-def list_engines(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Return (library, device) of each engine that this process may use. A lease brings known answers for one."""
-    predicting = installed_fingerprint()
-    return (engine_fingerprint(device),) if predicting is None else (engine_fingerprint(device), (predicting, "cpu"))
-
-
-async def upload_recorded_seal(replica: RuntimeReplica, keep: UploadSeal) -> None:
+async def upload_recorded_seal(replica: RuntimeReplica, upload: UploadSeal) -> None:
     """Send the known answers that this replica recorded to the snapshotter, once the engine has reproduced them.
 
     The snapshotter signs them as a seal of the version. Nothing waits for this: if it fails, the next start records the
@@ -215,7 +146,7 @@ async def upload_recorded_seal(replica: RuntimeReplica, keep: UploadSeal) -> Non
     log_fields = {"tenant": seal.tenant, "version": seal.seal.version}
     for pause_s in (*_SEAL_PAUSES_S, None):
         try:
-            await keep(seal)
+            await upload(seal)
         except Refused as refused:
             log.warning("known answers were not kept", extra={**log_fields, "why": refused.failure.message})
             if pause_s is None or not refused.failure.retryable:
@@ -229,14 +160,14 @@ async def upload_recorded_seal(replica: RuntimeReplica, keep: UploadSeal) -> Non
 def build_seal_uploader(connector: Connector) -> UploadSeal:
     """Return a function that sends a seal to the snapshotter."""
 
-    async def keep(found: KeepSeal) -> None:
+    async def upload(seal: KeepSeal) -> None:
         client = ServiceClient.from_connector(connector, "the snapshotter", limit=1)
         try:
-            await client.call("POST", "/internal/v1/seals", type(None), body=found, timeout_s=_SEAL_S)
+            await client.call("POST", "/internal/v1/seals", type(None), body=seal, timeout_s=_SEAL_TIMEOUT_S)
         finally:
             await client.close()
 
-    return keep
+    return upload
 
 
 async def _bind_initial(replica: RuntimeReplica, initial_bind: BindRequest) -> None:
@@ -268,7 +199,7 @@ def _build_usage_post(control: Connector) -> Post:
     async def post(payloads: Sequence[bytes]) -> None:
         peer = ServiceClient.from_connector(control, "the control plane", limit=1)
         try:
-            await peer.call("POST", _USAGE, type(None), body=batch_of(payloads), timeout_s=_POST_TIMEOUT_S)
+            await peer.call("POST", _USAGE_PATH, type(None), body=batch_of(payloads), timeout_s=_POST_TIMEOUT_S)
         finally:
             await peer.close()
 

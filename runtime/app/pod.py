@@ -34,7 +34,7 @@ AGENT_TIMEOUT_S: Final = 60.0  # how long to wait until the cache agent listens
 _POLL_S: Final = 0.02
 
 
-def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
+def run(settings: RuntimeSettings, pod: Pod, visible_gpus: CudaVisibility) -> int:
     """Serve until a drain is over. Return the exit status: 0; 1 after a failure; BAD_SETTING_STATUS if the address or
     the device can't be used.
     """
@@ -56,7 +56,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
     with ExitStack() as stack:
         stack.enter_context(listener)
         directory = stack.enter_context(closing(SocketDirectory(settings.run)))
-        devices = stack.enter_context(open_gpus_for(pod.device_class, shown))
+        devices = stack.enter_context(open_gpus_for(pod.device_class, visible_gpus))
         gpus = None if devices is None else GpuWatch(devices.read_facts)
         if _is_unhealthy(gpus):
             return 1
@@ -67,13 +67,14 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
         born = start_time_ns(os.getpid())  # the meter counts the time of the imports, too
         meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born)
         probes = build_probe_app(settings.step_s, gpus, may_park=pod.parked is not None)
+        process = app.ReplicaProcess(
+            pod.runtime_id, directory, listener, meter, probes, pod=pod, gpus=gpus, agent=agent
+        )
         try:
             run_service(
-                lambda stop: app.serve(
-                    pod.runtime_id, settings, directory, listener, meter, probes, stop, pod=pod, gpus=gpus, agent=agent
-                ),
+                lambda stop: app.serve(process, settings, stop),
                 settings.lifeline_fd,
-            )  # fmt: skip
+            )
         except BadSetting as bad:  # an address that can't be listened on
             log.error("can't listen", extra={"why": str(bad)})
             return BAD_SETTING_STATUS
@@ -83,11 +84,11 @@ def run(settings: RuntimeSettings, pod: Pod, shown: CudaVisibility) -> int:
         return 1 if _is_unhealthy(gpus) else 0
 
 
-def open_gpus_for(device_class: str, shown: CudaVisibility) -> AbstractContextManager[Gpus | None]:
+def open_gpus_for(device_class: str, visible_gpus: CudaVisibility) -> AbstractContextManager[Gpus | None]:
     """Return the GPUs that CUDA shows to this process, or None if the device class is a CPU or NVML can't be read."""
     from runtime.lifecycle.weights import resolve_device
 
-    return open_gpus(shown=shown) if resolve_device(device_class).type != "cpu" else nullcontext()
+    return open_gpus(shown=visible_gpus) if resolve_device(device_class).type != "cpu" else nullcontext()
 
 
 def _is_unhealthy(gpus: GpuWatch | None) -> bool:

@@ -33,7 +33,7 @@ def main() -> None:
             sys.stdout.buffer.write(report.read())
         return
     before = set(sys.modules)
-    standby.detach_process(keep=(writer,))
+    standby.detach_process(kept_fds=(writer,))
     configure_logging("runtime-after-fork")
     directory = SocketDirectory(settings.run)
     listener = directory.listen("rt-after-fork.sock")
@@ -41,7 +41,8 @@ def main() -> None:
 
     async def life(stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(app.serve("after-fork", settings, directory, listener, meter, control, stop))
+            process = app.ReplicaProcess("after-fork", directory, listener, meter, control)
+            tasks.create_task(app.serve(process, settings, stop))
             await use(directory, "rt-after-fork.sock", sys.argv[1])
             stop.set()
 

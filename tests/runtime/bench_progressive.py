@@ -27,7 +27,7 @@ from kelvin.contracts.artifacts.object_keys import attestation_key
 from kelvin.contracts.artifacts.runtime_control import BindRequest, SealJob
 from kelvin.contracts.wire import encode
 from kelvin.ipc.socket_directory import SocketDirectory
-from runtime.app.app import build_operations
+from runtime.app.replica_operations import build_operations
 from runtime.lifecycle.sealing_jobs import seal
 from runtime.surface.serving import EngineCallbacks
 from tests.runtime.versions import MemoryLease, make_llama

@@ -22,7 +22,7 @@ from kelvin.ipc.tcp_listener import listen
 from kelvin.process.startup import BAD_SETTING_STATUS
 from runtime.api.control_api import build_control_app
 from runtime.app import app, pod, preload
-from runtime.app.app import upload_recorded_seal
+from runtime.app.app import ReplicaProcess, upload_recorded_seal
 from runtime.app.settings import RuntimeSettings
 from runtime.lifecycle.meter_writer import create_meter_page
 from runtime.lifecycle.replica import RuntimeReplica
@@ -52,7 +52,8 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
     listener = directory.listen(NAME)
-    serving = asyncio.create_task(app.serve("rt-1", settings, directory, listener, meter, build_control_app(), stop))
+    process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app())
+    serving = asyncio.create_task(app.serve(process, settings, stop))
     client = ServiceClient(directory, NAME, "the runtime")
     try:
         await eventually(lambda: not errors, "both loops have failed")
@@ -78,8 +79,10 @@ async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, mon
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
     own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
-    with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
-        await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
+    with directory.listen(NAME) as listener:
+        process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app(), pod=own)
+        with pytest.raises(Refused) as caught:
+            await app.serve(process, settings, asyncio.Event())
     assert caught.value.failure == Internal()
     directory.close()
 
@@ -92,9 +95,10 @@ async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypa
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
     own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=msgspec.structs.replace(BIND, model="m" * 65))
-    with pytest.raises(Refused) as caught, directory.listen(NAME) as listener:
-        async with asyncio.timeout(10):
-            await app.serve("rt-1", settings, directory, listener, meter, build_control_app(), asyncio.Event(), pod=own)
+    with directory.listen(NAME) as listener:
+        process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app(), pod=own)
+        with pytest.raises(Refused) as caught:
+            await asyncio.wait_for(app.serve(process, settings, asyncio.Event()), 10)
     assert caught.value.failure == Internal()
     directory.close()
 

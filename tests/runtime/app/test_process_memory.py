@@ -34,27 +34,28 @@ def test_growth_beyond_the_bound_is_a_memory_error() -> None:
     assert (run.stdout.split(), run.returncode) == (["refused", str(256 << 20)], 0), run.stderr
 
 
-JUDGED = """
+JOBS = """
 import sys
 from pathlib import Path
 from kelvin.contracts.artifacts.runtime_control import GateJob, SealJob
-from runtime.app import app; from runtime.lifecycle import sealing_jobs as jobs
+from runtime.app.replica_operations import build_operations
+from runtime.lifecycle import sealing_jobs as jobs
 from kelvin.ipc.engine_jobs import GATE_BYTES, seal_bytes
 from kelvin.ipc.socket_directory import SocketDirectory
 
 job = SealJob(tenant="acme", version="ab" * 32, total_bytes=1 << 20)
 limits = {"gate": GATE_BYTES, "seal": seal_bytes(job)}
 
-def take(*_, **__):
+def exceed_limit(*_, **__):
     print(len(bytearray(limits[kind] // 2)))
     bytearray(limits[kind] + (64 << 20))
 
-jobs.gate = jobs.seal = take
+jobs.gate = jobs.seal = exceed_limit
 directory = SocketDirectory(Path(sys.argv[1]))
 for kind, job in (("gate", GateJob(config_json="{}", tensors={})), ("seal", job)):
-    work = app.build_operations(directory, 1.0)
+    operations = build_operations(directory, 1.0)
     try:
-        getattr(work, kind)(job)
+        getattr(operations, kind)(job)
     except MemoryError:
         print("refused")
 """
@@ -63,7 +64,7 @@ for kind, job in (("gate", GateJob(config_json="{}", tensors={})), ("seal", job)
 def test_jobs_of_a_push_have_a_hard_bound(tmp_path: Path) -> None:
     """A job's memory is sampled ten times a second, and a hostile graph grows by gigabytes in between. The kernel
     refuses it."""
-    run = subprocess.run([sys.executable, "-c", JUDGED, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", JOBS, str(tmp_path)], capture_output=True, text=True, timeout=120)
     seal_bytes = SEAL_BYTES + 3 * (1 << 20)
     assert run.stdout.split() == [str(GATE_BYTES // 2), "refused", str(seal_bytes // 2), "refused"], run.stderr
 

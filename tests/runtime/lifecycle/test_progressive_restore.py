@@ -18,7 +18,7 @@ from kelvin.contracts.artifacts.runtime_control import BindRequest, SealAttestat
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.timeline import Stage
 from kelvin.contracts.wire import encode
-from runtime.app.app import build_operations
+from runtime.app.replica_operations import build_operations
 from runtime.lifecycle import version_restore as module
 from runtime.surface.serving import ServedVersion
 from tests.runtime.driving import Heard
