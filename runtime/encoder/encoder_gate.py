@@ -12,6 +12,7 @@ from torch import nn
 from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob
 from runtime.encoder.recipe import MODULES, read_recipe
 from runtime.models import architecture_gate
+from runtime.models.artifact_rejection import artifact_rejected, public_message
 from runtime.models.binding import TORCH_DTYPES
 from runtime.models.families import ENCODERS
 from runtime.models.pinned_files import CONFIG
@@ -28,9 +29,9 @@ def check_architecture(job: GateJob) -> GateFacts:
     values = architecture_gate.read_config_values(job.config_json)
     for key, reason in _FORBIDDEN.items():
         if values.get(key):
-            raise architecture_gate.artifact_rejected(CONFIG, f"'{key}': {reason}")
+            raise artifact_rejected(CONFIG, f"'{key}': {reason}")
     if values.get("position_embedding_type", "absolute") != "absolute":
-        raise architecture_gate.artifact_rejected(CONFIG, "position_embedding_type: must be 'absolute'")
+        raise artifact_rejected(CONFIG, "position_embedding_type: must be 'absolute'")
     family = architecture_gate.find_family(values, ENCODERS)
     tensors = {name: facts for name, facts in job.tensors.items() if name not in family.ignored_tensors}
     dtype = architecture_gate.find_dtype(values, tensors)
@@ -41,11 +42,9 @@ def check_architecture(job: GateJob) -> GateFacts:
     architecture_gate.check_tensors(module, stored, tensors)
     used, width = _forward(module)
     if unused := sorted(set(tensors) - set(used)):
-        raise architecture_gate.artifact_rejected(unused[0], "no forward of this architecture uses it")
+        raise artifact_rejected(unused[0], "no forward of this architecture uses it")
     if recipe.width not in (None, width):
-        raise architecture_gate.artifact_rejected(
-            MODULES, f"the pooling takes {recipe.width} dimensions, the encoder gives {width}"
-        )
+        raise artifact_rejected(MODULES, f"the pooling takes {recipe.width} dimensions, the encoder gives {width}")
     positions = config.max_position_embeddings - family.reserved_positions(config)
     return GateFacts(
         architecture=values["architectures"][0],
@@ -70,9 +69,7 @@ def _forward(module: nn.Module) -> tuple[list[str], int]:
             with torch.inference_mode(), torch.device("meta"):
                 hidden = module(input_ids=torch.arange(architecture_gate.TRACED_TOKENS)[None]).last_hidden_state
         except Exception as error:
-            raise architecture_gate.artifact_rejected(
-                CONFIG, f"a forward without weights fails: {architecture_gate.public_message(error)}"
-            ) from error
+            raise artifact_rejected(CONFIG, f"a forward without weights fails: {public_message(error)}") from error
     if hidden.ndim != 3 or hidden.shape[:2] != (1, architecture_gate.TRACED_TOKENS):
-        raise architecture_gate.artifact_rejected(CONFIG, f"the output has shape {list(hidden.shape)}")
+        raise artifact_rejected(CONFIG, f"the output has shape {list(hidden.shape)}")
     return used, hidden.shape[2]

@@ -6,14 +6,13 @@ from kelvin.contracts.artifacts.runtime_control import Probe
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import Recipe
 from runtime.models.binding import BoundModel
-from runtime.models.probe import REFERENCES, probe_ids, tolerance_of
+from runtime.models.probe import REFERENCES, probe_ids, tolerance_of, use_attention
 
 
 def record(bound: BoundModel, recipe: Recipe) -> Probe:
     """Return the known answers of an encoder. Raises ValueError if the vector is not finite."""
     token_ids = probe_ids(bound.config.vocab_size)
-    device = next(bound.module.parameters()).device
-    first, second = (_reference(bound, recipe, token_ids, name, device) for name in REFERENCES)
+    first, second = (_reference_vector(bound, recipe, token_ids, name) for name in REFERENCES)
     if not torch.isfinite(first).all():
         raise ValueError("the model's embedding is not finite")
     return Probe(
@@ -25,15 +24,11 @@ def record(bound: BoundModel, recipe: Recipe) -> Probe:
     )
 
 
-def _reference(
-    bound: BoundModel, recipe: Recipe, token_ids: tuple[int, ...], attention: str, device: torch.device
-) -> torch.Tensor:
-    own = bound.config._attn_implementation
-    bound.config._attn_implementation = attention
-    try:
-        return EncoderModel(bound, recipe, device).embed([token_ids])[0]
-    finally:
-        bound.config._attn_implementation = own
+def _reference_vector(bound: BoundModel, recipe: Recipe, token_ids: tuple[int, ...], attention: str) -> torch.Tensor:
+    device = next(bound.module.parameters()).device
+    with use_attention(bound, attention):
+        vectors = EncoderModel(bound, recipe, device).embed([token_ids])
+    return vectors[0]
 
 
 def verify(probe: Probe, vector: torch.Tensor) -> str | None:
@@ -42,5 +37,5 @@ def verify(probe: Probe, vector: torch.Tensor) -> str | None:
         return f"{vector.shape[0]} dimensions instead of {len(probe.vector)}"
     if not bool(torch.isfinite(vector).all()):
         return "a vector that is not finite"
-    off = float((vector - torch.tensor(probe.vector)).abs().max())
-    return f"off by {off:.4g}, tolerance {probe.tolerance:.4g}" if off > probe.tolerance else None
+    error = float((vector - torch.tensor(probe.vector)).abs().max())
+    return f"off by {error:.4g}, tolerance {probe.tolerance:.4g}" if error > probe.tolerance else None

@@ -30,7 +30,7 @@ from runtime.lifecycle.weights import (
     read_pinned_files,
     verify_and_record,
 )
-from runtime.models.architecture_gate import public_message
+from runtime.models.artifact_rejection import public_message
 from runtime.models.binding import BoundModel
 from runtime.models.pinned_files import PinnedFiles
 from runtime.surface.filter_pipeline import FilterClient, check_filters

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
 
-from kelvin.contracts.artifact_errors import ArtifactRejected
 from kelvin.contracts.artifacts.runtime_control import GateFacts, GateJob
-from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import BadJson, decoder
+from runtime.models.artifact_rejection import artifact_rejected, public_message
 from runtime.models.binding import TORCH_DTYPES, parse_config
 from runtime.models.families import DECODERS, Family
 from runtime.models.pinned_files import CONFIG
@@ -24,7 +23,6 @@ from runtime.models.pinned_files import CONFIG
 _ATTENTION: Final = "kelvin_gate"
 _RECORDER: Final = "kelvin_recorder"
 TRACED_TOKENS: Final = 8
-MAX_REASON_CHARACTERS: Final = 400  # characters of a name or reason; a value in a config may be a megabyte long
 _ROWS: Final = (1, 7)  # the rows whose logits are computed
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
@@ -48,10 +46,10 @@ _ROPE_POSITIVE: Final = (
 )  # fmt: skip
 _ST_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # Arguments that transformers passes to every attention function, and that no served model needs.
-_HARMLESS: Final = frozenset(
+_IGNORED_ARGUMENTS: Final = frozenset(
     {"position_ids", "use_cache", "past_key_values", "cache_position", "is_causal", "output_router_logits"}
 )
-_UNDERSTOOD: Final = frozenset({"scaling", "sliding_window", "dropout"})
+_SUPPORTED_ARGUMENTS: Final = frozenset({"scaling", "sliding_window", "dropout"})
 
 
 def check_architecture(job: GateJob) -> GateFacts:
@@ -66,15 +64,10 @@ def check_architecture(job: GateJob) -> GateFacts:
     stored = stored_shapes(family, module, job.tensors)
     check_tensors(module, stored, job.tensors)
     trace = _forward(module, config)
-    used = [piece for name in trace.parameters for piece in stored.get(name, {}) if piece in job.tensors]
+    used = [tensor for name in trace.parameters for tensor in stored.get(name, {}) if tensor in job.tensors]
     if unused := sorted(set(job.tensors) - set(used)):
         raise artifact_rejected(unused[0], "no forward of this architecture uses it")
     return _facts(values["architectures"][0], dtype_name, config, trace, tuple(used))
-
-
-def artifact_rejected(path: str, reason: str) -> Refused:
-    """Return a refusal with a file or tensor and the reason."""
-    return Refused(ArtifactRejected(path[:MAX_REASON_CHARACTERS], reason[:MAX_REASON_CHARACTERS]))
 
 
 def read_config_values(config_json: str) -> dict[str, Any]:
@@ -134,13 +127,13 @@ def build_meta_skeleton(
     if not 0 < positions <= _MAX_POSITIONS:
         raise artifact_rejected(CONFIG, f"max_position_embeddings={positions}: 1 to {_MAX_POSITIONS} are served")
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # for all layers, or one per kind of layer
-        if isinstance(part, dict):
-            _check_rope(part)
+    for parameters in (rope, *rope.values()):  # for all layers, or one per kind of layer
+        if isinstance(parameters, dict):
+            _check_rope(parameters)
     config._attn_implementation = attention
     if family.fusions:
         config._experts_implementation = "batched_mm"  # the only one that computes on meta, because it needs no values
-    before = torch.get_default_dtype()
+    previous_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):  # also for buffers, because a config may claim any size
@@ -148,17 +141,17 @@ def build_meta_skeleton(
     except Exception as error:
         raise artifact_rejected(CONFIG, f"does not make a model: {public_message(error)}") from error
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous_dtype)
 
 
-def _check_rope(part: Mapping[str, object]) -> None:
-    rope_type = part.get("rope_type", "default")
+def _check_rope(parameters: Mapping[str, object]) -> None:
+    rope_type = parameters.get("rope_type", "default")
     if not isinstance(rope_type, str) or rope_type not in _ROPE_TYPES:
         raise artifact_rejected(
             CONFIG, f"rope_type={str(rope_type)[:80]!r}: must be one of {', '.join(sorted(_ROPE_TYPES))}"
         )
     for name in _ROPE_POSITIVE:  # frequencies are quotients of these
-        value = part.get(name)
+        value = parameters.get(name)
         if value is not None and not (isinstance(value, int | float) and value > 0):
             raise artifact_rejected(CONFIG, f"{name}={str(value)[:80]}: must be a number above 0")
 
@@ -183,16 +176,16 @@ def check_tensors(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> None:
     """Raise `Refused` unless names and shapes match the skeleton. One of two tied tensors may be absent."""
-    wanted = {piece: shape for pieces in stored.values() for piece, shape in pieces.items()}
+    expected = {name: shape for shapes in stored.values() for name, shape in shapes.items()}
     tied: Mapping[str, str] = module.all_tied_weights_keys  # type: ignore[assignment]
-    other_end = {**tied, **{source: target for target, source in tied.items()}}
+    tied_partner = {**tied, **{source: target for target, source in tied.items()}}
     for name, (_, shape) in tensors.items():
-        if name not in wanted:
+        if name not in expected:
             raise artifact_rejected(name, "this architecture has no such tensor")
-        if wanted[name] != tuple(shape):
-            raise artifact_rejected(name, f"has shape {list(shape)}, but the config means {list(wanted[name])}")
-    for name in wanted:
-        if name not in tensors and other_end.get(name) not in tensors:
+        if expected[name] != tuple(shape):
+            raise artifact_rejected(name, f"has shape {list(shape)}, but the config means {list(expected[name])}")
+    for name in expected:
+        if name not in tensors and tied_partner.get(name) not in tensors:
             raise artifact_rejected(name, "is missing")
 
 
@@ -200,13 +193,13 @@ def check_tensors(
 class _ForwardTrace:
     """The observations of one forward."""
 
-    calls: list["_Call"] = field(default_factory=list)
+    calls: list["_AttentionCall"] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)  # in the order of first use
     logits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _AttentionCall:
     """One attention call: its head count and widths, and what is wrong with it."""
 
     layer: object
@@ -223,13 +216,13 @@ def record_parameter_order(module: nn.Module) -> Iterator[list[str]]:
     hooks = []
     for prefix, child in module.named_modules():
         leaves = [leaf for leaf, parameter in child._parameters.items() if parameter is not None]
-        own = [f"{prefix}.{leaf}" if prefix else leaf for leaf in leaves]
-        if own:
+        names = [f"{prefix}.{leaf}" if prefix else leaf for leaf in leaves]
+        if names:
 
-            def note(*_: object, own: list[str] = own) -> None:
-                used.extend(name for name in own if name not in used)
+            def record_names(*_: object, names: list[str] = names) -> None:
+                used.extend(name for name in names if name not in used)
 
-            hooks.append(child.register_forward_pre_hook(note))
+            hooks.append(child.register_forward_pre_hook(record_names))
     try:
         yield used
     finally:
@@ -250,7 +243,7 @@ def _forward(module: nn.Module, config: PreTrainedConfig) -> _ForwardTrace:
             trace.logits = tuple(answer.logits.shape)
         except Exception as error:
             raise artifact_rejected(CONFIG, f"a forward without weights fails: {public_message(error)}") from error
-    _check_calls(trace, config)
+    _check_attention_calls(trace, config)
     return trace
 
 
@@ -276,14 +269,14 @@ def _record(
     elif (window := kwargs.get("sliding_window")) is not None and window < 1:
         fault = "a window that is not positive"
     for name, argument in kwargs.items():
-        if argument is not None and name not in _UNDERSTOOD and name not in _HARMLESS:
+        if argument is not None and name not in _SUPPORTED_ARGUMENTS and name not in _IGNORED_ARGUMENTS:
             fault = f"attention with '{name}'"
-    calls: list[_Call] = getattr(module, _RECORDER)
-    calls.append(_Call(getattr(module, "layer_idx", None), key.shape[1], key.shape[3], value.shape[3], fault))
+    calls: list[_AttentionCall] = getattr(module, _RECORDER)
+    calls.append(_AttentionCall(getattr(module, "layer_idx", None), key.shape[1], key.shape[3], value.shape[3], fault))
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def _check_calls(trace: _ForwardTrace, config: PreTrainedConfig) -> None:
+def _check_attention_calls(trace: _ForwardTrace, config: PreTrainedConfig) -> None:
     for call in trace.calls:
         if call.fault is not None:
             raise artifact_rejected(CONFIG, f"layer {call.layer} has {call.fault}, which this engine does not compute")
@@ -316,8 +309,3 @@ def _facts(
         ),
         first_use=used,
     )
-
-
-def public_message(error: BaseException) -> str:
-    """Return the first line of an error's message, which a caller may see; at most 200 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -4,6 +4,8 @@ Floats are compared within a tolerance, never by digest. Token ids are compared 
 engine decides which forward carries the probe and what waits for it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -32,7 +34,7 @@ def record(bound: BoundModel) -> Probe:
     Raises ValueError if they are not finite, because such a model has no right answers.
     """
     token_ids = probe_ids(bound.config.vocab_size)
-    first, second = (_reference(bound, token_ids, name) for name in REFERENCES)
+    first, second = (_reference_logits(bound, token_ids, name) for name in REFERENCES)
     if not torch.isfinite(first).all():
         raise ValueError("the model's logits are not finite")
     top = first.topk(min(TOP_LOGITS, first.shape[-1]), dim=-1)
@@ -44,18 +46,24 @@ def record(bound: BoundModel) -> Probe:
     )
 
 
-def _reference(bound: BoundModel, token_ids: tuple[int, ...], attention: str) -> torch.Tensor:
-    """Return logits [positions, V] in float32 by that attention. The module's own attention is restored."""
+def _reference_logits(bound: BoundModel, token_ids: tuple[int, ...], attention: str) -> torch.Tensor:
+    """Return logits [positions, V] in float32 by that attention."""
     device = next(bound.module.parameters()).device
-    own = bound.config._attn_implementation
+    with use_attention(bound, attention), torch.inference_mode():
+        answer = bound.module(input_ids=torch.tensor([token_ids], device=device), use_cache=False)
+        logits: torch.Tensor = answer.logits[0].float().cpu()
+    return logits
+
+
+@contextmanager
+def use_attention(bound: BoundModel, attention: str) -> Iterator[None]:
+    """Compute with that attention of the library in this block. Restores the model's own attention."""
+    previous = bound.config._attn_implementation
     bound.config._attn_implementation = attention
     try:
-        with torch.inference_mode():
-            answer = bound.module(input_ids=torch.tensor([token_ids], device=device), use_cache=False)
-            logits: torch.Tensor = answer.logits[0].float().cpu()
-            return logits
+        yield
     finally:
-        bound.config._attn_implementation = own
+        bound.config._attn_implementation = previous
 
 
 def tolerance_of(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> float:
@@ -79,10 +87,12 @@ def verify(probe: Probe, logits: torch.Tensor) -> str | None:
     if not bool(torch.isfinite(logits).all()):
         return "logits that are not finite"
     ids = torch.tensor(probe.top_ids, device=logits.device)
-    wanted = torch.tensor(probe.top_logits, device=logits.device)
-    listed = (logits.gather(1, ids) - wanted).abs().amax(-1)
-    others = logits.scatter(1, ids, -torch.inf).amax(-1) - wanted[:, -1]
-    excess = torch.maximum(listed, others)
-    worst = int(excess.argmax())
-    off = float(excess[worst])
-    return f"position {worst} is off by {off:.4g}, tolerance {probe.tolerance:.4g}" if off > probe.tolerance else None
+    expected = torch.tensor(probe.top_logits, device=logits.device)
+    recorded_error = (logits.gather(1, ids) - expected).abs().amax(-1)
+    other_excess = logits.scatter(1, ids, -torch.inf).amax(-1) - expected[:, -1]
+    errors = torch.maximum(recorded_error, other_excess)
+    worst = int(errors.argmax())
+    error = float(errors[worst])
+    if error <= probe.tolerance:
+        return None
+    return f"position {worst} is off by {error:.4g}, tolerance {probe.tolerance:.4g}"

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kelvin.contracts.artifact_errors import ArtifactRejected
 from kelvin.contracts.artifacts.tensor_schema import ANY_EXTENT, Signature, TensorSpec
 from kelvin.contracts.errors import Refused, Unavailable
-from runtime.models.architecture_gate import public_message
+from runtime.models.artifact_rejection import public_message
 from runtime.predictor.arrays import Array, find_array_fault
 
 MODEL: Final = "model.onnx"

@@ -9,7 +9,7 @@ import numpy as np
 
 from kelvin.contracts.artifacts.runtime_control import KnownTensor, Probe
 from kelvin.contracts.artifacts.tensor_schema import Signature, TensorSpec, Value
-from runtime.models.architecture_gate import public_message
+from runtime.models.artifact_rejection import public_message
 from runtime.predictor.arrays import Array, Arrays, as_array, from_recorded_tensor, is_finite, to_recorded_tensor
 from runtime.predictor.onnx_session import OnnxSession, SignatureMismatch
 
