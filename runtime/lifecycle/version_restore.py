@@ -7,7 +7,6 @@ wakes by the steps that it needs.
 import gc
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -79,35 +78,56 @@ class _StageRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class _RestoreCache:
-    """Files, model, codec and filters of the first restore, which a wake reuses."""
+class _Startup:
+    """One restore or wake. With `probes_first`, the known answers are reproduced before the version is ready."""
 
-    files: PinnedFiles
-    verified: VerifiedModel
-    codec: TextCodec | EmbeddingCodec
-    filter_pipeline: FilterPipeline | None
+    request: BindRequest
+    callbacks: EngineCallbacks
+    stages: _StageRecorder
+    probes_first: bool = False
+
+    def build_thread(self, engine: Engine, max_streams: int) -> EngineThread:
+        """Return the engine's thread, not started. Raises `Refused` if `probes_first` and the answers are wrong."""
+        if self.probes_first and (failure := engine.run_probe_alone()) is not None:
+            raise Refused(failure)
+        # Twice the streams: a cancelled request leaves only with the next step, but its successor arrives at once.
+        return EngineThread(
+            engine,
+            on_events=self.callbacks.on_events,
+            on_busy=self.callbacks.on_busy,
+            max_requests=2 * max_streams,
+            probe_after_s=PROBE_AFTER_S,
+        )
 
 
 class SuspendedModel:
     """A bound model without an engine. It keeps its lease until `release_weights`, which also releases the weights.
 
-    `resume_model` leases released weights again. Copies on a device are never kept: `resume_model` makes them again
-    from the lease. `suspend` detaches the engine's backend, and the next engine attaches its own. `bound` is None for a
-    model that is rebuilt from the lease's bytes. One call at a time.
+    `resume` leases released weights again. Copies on a device are never kept: `resume` makes them again from the lease.
+    `suspend` detaches the engine's backend, and the next engine attaches its own. `bound` is None for a model that is
+    rebuilt from the lease's bytes. One call at a time.
     """
 
-    def __init__(self, weights: Weights, bound: BoundModel | None, acquire: AcquireLease) -> None:
+    def __init__(
+        self, weights: Weights, bound: BoundModel | None, starter: "_ModelStarter | _PredictorStarter"
+    ) -> None:
         architecture = weights.lease.manifest.engine.architecture
         self._model = None if bound is None else DetachableModel(SERVED[architecture], bound.module)
         self._lease = weights.lease
         self._weights: Weights | None = weights
         self._copy_again = weights.copy_again  # makes device copies again; None without a lease or without copies
-        self._acquire = acquire
-        self.has_released_weights = False
+        self._starter = starter
+        self._has_released_weights = False
 
     def __repr__(self) -> str:
-        state = "released" if self.has_released_weights else "empty" if self._weights is None else "whole"
+        state = "released" if self._has_released_weights else "empty" if self._weights is None else "whole"
         return f"<SuspendedModel {state} {self._lease!r}>"
+
+    @property
+    def handle(self) -> SuspendHandle:
+        """Return the operations of the version while it has no engine."""
+        has_device_copies = self._model is not None and self._copy_again is not None
+        return SuspendHandle(self.suspend, self.resume, self.release_weights, has_device_copies)
 
     def suspend(self) -> None:
         """Free what an engine attached to the model, and all copies on a device."""
@@ -127,10 +147,21 @@ class SuspendedModel:
             log.error("a reference to the weights remains, so they can't be released")
             raise Refused(Internal())
         self._copy_again = None
-        self.has_released_weights = True
+        self._has_released_weights = True
         self._lease.close()
 
-    def resume_model(self, request: BindRequest, stages: _StageRecorder) -> Weights:
+    def resume(self, request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
+        """Return the version with a new engine. Raises `Refused`.
+
+        If weights were released, the known answers are verified before the version is ready and not in the first batch.
+        Waiting requests then go to another replica and don't fail with this one.
+        """
+        stages = _StageRecorder(callbacks)
+        torch.set_num_threads(request.threads)
+        startup = _Startup(request, callbacks, stages, probes_first=self._has_released_weights)
+        return self._starter.start(startup, self._resume_weights(request, stages))
+
+    def _resume_weights(self, request: BindRequest, stages: _StageRecorder) -> Weights:
         """Return the weights with the model over them. Raises `Refused`.
 
         (1) They were kept: return them. (2) The lease was kept: copy them to the device again. (3) Acquire a new lease.
@@ -142,7 +173,7 @@ class SuspendedModel:
         if self._copy_again is not None:
             weights = self._copy_again()
         else:
-            weights = self._acquire(request.tenant, request.version)
+            weights = self._starter.acquire(request.tenant, request.version)
             weights.lease.wait_until_whole()
             stages.end(Stage.LEASED)
         if self._model is not None:
@@ -171,12 +202,13 @@ def restore(
 ) -> ServedVersion:
     """Lease, bind and start a version. When it returns, the engine's thread runs. Raises `Refused`."""
     stages = _StageRecorder(callbacks)
+    startup = _Startup(request, callbacks, stages)
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
     if weights.lease.manifest.engine.kind == "predict":
         weights.lease.wait_until_whole()
         stages.end(Stage.LEASED)
-        return _start_predictor(request, callbacks, weights, acquire, stages)
+        return _PredictorStarter(acquire).start(startup, weights)
     files = read_pinned_files(weights.lease)
     filter_pipeline = build_filter_pipeline(files, filters)
     device = resolve_device(request.device_class)
@@ -186,8 +218,9 @@ def restore(
         stages.end(Stage.LEASED)
     verified = bind_verified(request.version, weights, files, device)
     stages.end(Stage.BOUND)
-    cache = _RestoreCache(files, verified, _build_codec(weights.lease, files, verified), filter_pipeline)
-    return _start_engine(request, callbacks, weights, cache, acquire, stages, is_partial_lease=not is_whole)
+    codec = _build_codec(weights.lease, files, verified)
+    starter = _ModelStarter(acquire, files, verified, codec, filter_pipeline)
+    return starter.start(startup, weights, is_partial_lease=not is_whole)
 
 
 def _build_codec(lease: Lease, files: PinnedFiles, verified: VerifiedModel) -> TextCodec | EmbeddingCodec:
@@ -198,172 +231,116 @@ def _build_codec(lease: Lease, files: PinnedFiles, verified: VerifiedModel) -> T
     return text
 
 
-def _start_engine(
-    request: BindRequest,
-    callbacks: EngineCallbacks,
-    weights: Weights,
-    cache: _RestoreCache,
-    acquire: AcquireLease,
-    stages: _StageRecorder,
-    *,
-    is_partial_lease: bool = False,
-    probes_first: bool = False,
-) -> ServedVersion:
-    """Start an engine over a bound model. Raises `Refused`. With `is_partial_lease` the lease may be incomplete; no
-    weight is read before it is complete. With `probes_first` the engine must reproduce the known answers before this
-    returns.
-    """
-    lease, verified, codec = weights.lease, cache.verified, cache.codec
-    limits = lease.manifest.limits
-    embeds = isinstance(codec, EmbeddingCodec)
-    engine = (
-        _build_encoder(request, verified, cache.files)
-        if embeds
-        else _build_decoder(request, verified, limits.max_streams)
-    )
-    thread = _build_thread(engine, callbacks, limits.max_streams, probes_first=probes_first)
-    stages.end(Stage.READY)
-    if is_partial_lease:
-        lease.wait_until_whole()
-        stages.end_prerequisite(Stage.LEASED)
-    # A wake must check against the recorded answers. It must not record new ones.
-    wake_cache = replace(cache, verified=replace(verified, recorded_seal=None))
+@dataclass(frozen=True, slots=True)
+class _ModelStarter:
+    """Starts engines over one bound model: in the restore, and again in each wake."""
 
-    def restart(
-        request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool
-    ) -> ServedVersion:
-        return _start_engine(request, callbacks, weights, wake_cache, acquire, stages, probes_first=probes_first)
+    acquire: AcquireLease
+    files: PinnedFiles
+    verified: VerifiedModel
+    codec: TextCodec | EmbeddingCodec
+    filter_pipeline: FilterPipeline | None
 
-    suspend_handle = _build_suspend_handle(
-        SuspendedModel(weights, verified.bound, acquire), restart, has_device_copies=weights.copy_again is not None
-    )
-    serving: ServedVersion
-    if isinstance(codec, EmbeddingCodec):
-        serving = ServedEncoder(
+    def start(self, startup: _Startup, weights: Weights, *, is_partial_lease: bool = False) -> ServedVersion:
+        """Start an engine. Raises `Refused`. With `is_partial_lease` the lease may be incomplete; no weight is read
+        before it is complete.
+        """
+        request, lease, verified, codec = startup.request, weights.lease, self.verified, self.codec
+        limits = lease.manifest.limits
+        engine = self._build_engine(request, limits.max_streams)
+        thread = startup.build_thread(engine, limits.max_streams)
+        startup.stages.end(Stage.READY)
+        if is_partial_lease:
+            lease.wait_until_whole()
+            startup.stages.end_prerequisite(Stage.LEASED)
+        # A wake must check against the recorded answers. It must not record new ones.
+        starter = replace(self, verified=replace(verified, recorded_seal=None))
+        suspended = SuspendedModel(weights, verified.bound, starter)
+        served: ServedVersion
+        if isinstance(codec, EmbeddingCodec):
+            served = ServedEncoder(
+                bind=request,
+                limits=limits,
+                engine=engine,
+                thread=thread,
+                spans=startup.stages.spans,
+                bytes_by_tier=lease.bytes_by_tier,
+                recorded_seal=verified.recorded_seal,
+                suspend_handle=suspended.handle,
+                codec=codec,
+                dimensions=verified.facts.dimensions,
+            )
+        else:
+            served = ServedDecoder(
+                bind=request,
+                limits=limits,
+                engine=engine,
+                thread=thread,
+                spans=startup.stages.spans,
+                bytes_by_tier=lease.bytes_by_tier,
+                recorded_seal=verified.recorded_seal,
+                suspend_handle=suspended.handle,
+                codec=codec,
+                context_tokens=min(verified.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
+                defaults=sampling_defaults(self.files),
+                filter_pipeline=self.filter_pipeline,
+            )
+        thread.start()
+        return served
+
+    def _build_engine(self, request: BindRequest, max_streams: int) -> Engine:
+        verified, device = self.verified, resolve_device(request.device_class)
+        if isinstance(self.codec, EmbeddingCodec):
+            return EncoderEngine(
+                verified.bound,
+                read_recipe(self.files),
+                verified.facts,
+                version=request.version,
+                device=device,
+                probe=verified.probe,
+            )
+        return ModelEngine(
+            verified.bound,
+            verified.facts,
+            version=request.version,
+            kv_bytes=request.kv_bytes,
+            device=device,
+            probe=verified.probe,
+            max_running=max_streams,
+            max_waiting=max_streams,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _PredictorStarter:
+    """Starts engines of one predictor. Nothing is bound: each session is built from the lease's bytes."""
+
+    acquire: AcquireLease
+    probe: Probe | None = None  # known answers of an earlier start
+
+    def start(self, startup: _Startup, weights: Weights) -> ServedVersion:
+        """Start an engine. Raises `Refused`."""
+        request, lease = startup.request, weights.lease
+        limits, signature = lease.manifest.limits, predictor.require_signature(lease.manifest, request.version)
+        session = predictor.open_session(lease, request.version, request.threads)
+        probe, recorded_seal = (
+            (self.probe, None) if self.probe else predictor.load_known_answers(request.version, lease, session)
+        )
+        startup.stages.end(Stage.BOUND)
+        engine = PredictorEngine(
+            session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe
+        )
+        thread = startup.build_thread(engine, limits.max_streams)
+        startup.stages.end(Stage.READY)
+        thread.start()
+        return ServedPredictor(
             bind=request,
             limits=limits,
             engine=engine,
             thread=thread,
-            spans=stages.spans,
+            spans=startup.stages.spans,
             bytes_by_tier=lease.bytes_by_tier,
-            recorded_seal=verified.recorded_seal,
-            suspend_handle=suspend_handle,
-            codec=codec,
-            dimensions=verified.facts.dimensions,
+            recorded_seal=recorded_seal,
+            suspend_handle=SuspendedModel(weights, None, replace(self, probe=probe)).handle,
+            signature=signature,
         )
-    else:
-        serving = ServedDecoder(
-            bind=request,
-            limits=limits,
-            engine=engine,
-            thread=thread,
-            spans=stages.spans,
-            bytes_by_tier=lease.bytes_by_tier,
-            recorded_seal=verified.recorded_seal,
-            suspend_handle=suspend_handle,
-            codec=codec,
-            context_tokens=min(verified.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
-            defaults=sampling_defaults(cache.files),
-            filter_pipeline=cache.filter_pipeline,
-        )
-    thread.start()
-    return serving
-
-
-def _build_thread(engine: Engine, callbacks: EngineCallbacks, max_streams: int, *, probes_first: bool) -> EngineThread:
-    """Return the engine's thread, not started. Raises `Refused` if `probes_first` and the answers are wrong."""
-    if probes_first and (failure := engine.run_probe_alone()) is not None:
-        raise Refused(failure)
-    # Twice the streams: a cancelled request leaves only with the next step, but its successor arrives at once.
-    return EngineThread(
-        engine,
-        on_events=callbacks.on_events,
-        on_busy=callbacks.on_busy,
-        max_requests=2 * max_streams,
-        probe_after_s=PROBE_AFTER_S,
-    )
-
-
-# Builds a `ServedVersion` from the weights of `SuspendedModel.resume_model`. The last argument is `probes_first`.
-_StartEngine = Callable[[BindRequest, EngineCallbacks, Weights, _StageRecorder, bool], ServedVersion]
-
-
-def _build_suspend_handle(
-    suspended: SuspendedModel, restart: _StartEngine, *, has_device_copies: bool = False
-) -> SuspendHandle:
-    """Return the operations of a sleeping version. If weights were released, a wake verifies the known answers before
-    it is ready and not in the first batch. Waiting requests then go to another replica and don't fail with this one.
-    """
-
-    def resume(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
-        stages = _StageRecorder(callbacks)
-        torch.set_num_threads(request.threads)
-        probes_first = suspended.has_released_weights
-        return restart(request, callbacks, suspended.resume_model(request, stages), stages, probes_first)
-
-    return SuspendHandle(suspended.suspend, resume, suspended.release_weights, has_device_copies=has_device_copies)
-
-
-def _start_predictor(
-    request: BindRequest,
-    callbacks: EngineCallbacks,
-    weights: Weights,
-    acquire: AcquireLease,
-    stages: _StageRecorder,
-    known_probe: Probe | None = None,
-    *,
-    probes_first: bool = False,
-) -> ServedVersion:
-    """Start a predictor. Nothing is bound: its session is built from the lease's bytes. Raises `Refused`."""
-    lease = weights.lease
-    limits, signature = lease.manifest.limits, predictor.require_signature(lease.manifest, request.version)
-    session = predictor.open_session(lease, request.version, request.threads)
-    probe, recorded = (
-        (known_probe, None) if known_probe else predictor.load_known_answers(request.version, lease, session)
-    )
-    stages.end(Stage.BOUND)
-    engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
-    thread = _build_thread(engine, callbacks, limits.max_streams, probes_first=probes_first)
-
-    def restart(
-        request: BindRequest, callbacks: EngineCallbacks, weights: Weights, stages: _StageRecorder, probes_first: bool
-    ) -> ServedVersion:
-        return _start_predictor(request, callbacks, weights, acquire, stages, probe, probes_first=probes_first)
-
-    stages.end(Stage.READY)
-    thread.start()
-    return ServedPredictor(
-        bind=request,
-        limits=limits,
-        engine=engine,
-        thread=thread,
-        spans=stages.spans,
-        bytes_by_tier=lease.bytes_by_tier,
-        recorded_seal=recorded,
-        suspend_handle=_build_suspend_handle(SuspendedModel(weights, None, acquire), restart),
-        signature=signature,
-    )
-
-
-def _build_decoder(request: BindRequest, verified: VerifiedModel, max_streams: int) -> Engine:
-    return ModelEngine(
-        verified.bound,
-        verified.facts,
-        version=request.version,
-        kv_bytes=request.kv_bytes,
-        device=resolve_device(request.device_class),
-        probe=verified.probe,
-        max_running=max_streams,
-        max_waiting=max_streams,
-    )
-
-
-def _build_encoder(request: BindRequest, verified: VerifiedModel, files: PinnedFiles) -> Engine:
-    return EncoderEngine(
-        verified.bound,
-        read_recipe(files),
-        verified.facts,
-        version=request.version,
-        device=resolve_device(request.device_class),
-        probe=verified.probe,
-    )

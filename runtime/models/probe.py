@@ -93,6 +93,6 @@ def verify(probe: Probe, logits: torch.Tensor) -> str | None:
     errors = torch.maximum(recorded_error, other_excess)
     worst = int(errors.argmax())
     error = float(errors[worst])
-    if error <= probe.tolerance:
-        return None
-    return f"position {worst} is off by {error:.4g}, tolerance {probe.tolerance:.4g}"
+    return (
+        f"position {worst} is off by {error:.4g}, tolerance {probe.tolerance:.4g}" if error > probe.tolerance else None
+    )
