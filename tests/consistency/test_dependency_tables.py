@@ -34,10 +34,10 @@ TAKEN_AWAY: Final = {
     "controlplane": {
         "zygote": "scaling/local/test_local_actuator.py::test_start_without_zygote_fails",
         "restore": "scaling/local/test_local_actuator.py::test_failed_restore_fails_requests_and_ends_the_runtime",
-        "orders": "test_dependencies.py::test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain",
+        "orders": "test_dependencies.py::test_unresponsive_replica_ends_after_its_drain_time",
         "reports": "test_dependencies.py::test_drain_without_reports_ends_after_its_time",
         "adoption": "scaling/local/test_adopter.py::test_silent_runtime_is_left_for_the_next_sweep",
-        "sleep": "test_dependencies.py::test_a_replica_that_can_t_be_told_to_sleep_is_ended",
+        "sleep": "test_dependencies.py::test_replica_that_cannot_sleep_is_ended",
         "siblings": "api/test_machine_api.py::test_status_names_processes_devices_and_models",
         "eviction": "test_dependencies.py::test_without_a_cache_agent_models_start",
         "examination": "test_dependencies.py::test_without_a_cache_agent_models_start",

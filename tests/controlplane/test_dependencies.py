@@ -38,7 +38,7 @@ async def check_replaced(it: LocalMachine, model: str) -> None:
     assert it.news.failures == []
 
 
-async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: RunDirectory) -> None:
+async def test_unresponsive_replica_ends_after_its_drain_time(run: RunDirectory) -> None:
     """The replica cannot receive the drain call. The drain timeout is short, so the watchdog does not end it first."""
     async with local(run, drain_s=0.5, term_s=0.1) as it:
         await start_stopped_replica(it, "m")
@@ -60,7 +60,7 @@ async def test_drain_without_reports_ends_after_its_time(run: RunDirectory) -> N
         await check_replaced(it, "busy")
 
 
-async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: RunDirectory) -> None:
+async def test_replica_that_cannot_sleep_is_ended(run: RunDirectory) -> None:
     """It is unknown what memory it holds."""
     async with local(run, term_s=0.1) as it:
         await start_stopped_replica(it, "m")

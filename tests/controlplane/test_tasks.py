@@ -7,7 +7,7 @@ import pytest
 from controlplane.tasks import Tasks
 
 
-async def test_leaving_ends_everything() -> None:
+async def test_leaving_the_block_ends_all_tasks() -> None:
     """An exception that leaves the block cancels all tasks. A task started afterwards never runs."""
     ended: list[str] = []
 

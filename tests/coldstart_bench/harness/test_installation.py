@@ -45,7 +45,7 @@ def test_a_port_is_none_that_a_connection_may_be_given(monkeypatch: pytest.Monke
         assert free_port() == other
 
 
-def test_what_it_says_of_itself_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_log_blocks_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log larger than a pipe blocks no start, and its end is in the error."""
     program = "import sys; print('noise ' * 40_000, 'the reason', file=sys.stderr, flush=True); print('not today')"
     (tmp_path / "kelvin_noisy.py").write_text(program)

@@ -50,7 +50,7 @@ class Thief:
         return f"{self.left} left" if self.left >= 0 else None
 
 
-def test_a_state_is_made_again_a_bounded_number_of_times() -> None:
+def test_page_cache_is_prepared_a_bounded_number_of_times() -> None:
     """A state that is undone too often is refused with the reason."""
     lazy, eager = Thief(3), Thief(4)
     retry_until_ok(lazy.again, lazy.amiss, 3)

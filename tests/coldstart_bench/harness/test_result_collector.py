@@ -43,7 +43,7 @@ def test_a_round_without_its_state_is_skipped() -> None:
     assert tally.failures == ()
 
 
-def test_without_a_state_in_every_round_it_is_a_failure_by_name() -> None:
+def test_state_missing_in_every_round_is_a_failure() -> None:
     """Without its state in any round, a system fails with the last reason."""
     tally, _, measure = tally_of(PageCacheNotReady("first"), PageCacheNotReady("last"))
     assert tally.failures == (MissingFigure("kelvin", "last", 500_000_000, "nvme"),)
@@ -52,7 +52,7 @@ def test_without_a_state_in_every_round_it_is_a_failure_by_name() -> None:
 
 
 @pytest.mark.parametrize("error", [ProgramFailed("ended with -9"), InstallationFailed("500 broken")], ids=str)
-def test_who_fails_once_is_not_asked_again_and_has_no_figure(error: Exception) -> None:
+def test_failed_system_is_not_measured_again(error: Exception) -> None:
     """A failed system is not measured again and loses earlier results, which would flatter it."""
     tally, told, measure = tally_of(0.1, error, 0.2)
     assert tally.failures == (MissingFigure("kelvin", str(error), 500_000_000, "nvme"),)

@@ -14,7 +14,7 @@ from coldstart_bench.harness.service_runner import running_service
 READY = "import pathlib, signal, sys; pathlib.Path(sys.argv[1]).touch(); signal.pause()"
 
 
-def test_it_is_ready_within_the_block_and_gone_after_it(tmp_path: Path) -> None:
+def test_service_runs_only_within_the_block(tmp_path: Path) -> None:
     """The service runs inside the block and is gone afterwards."""
     command = [sys.executable, "-c", READY, str(tmp_path / "ready")]
     with running_service(command, os.environ, tmp_path / "log", (tmp_path / "ready").exists, "it") as pid:

@@ -48,7 +48,7 @@ def test_each_record_is_counted_once(tmp_path: Path, keeps_records: bool, kept: 
     assert [record.request_id for record in seen.records] == kept
 
 
-def test_completion_takes_its_slot_and_says_whose_it_is(tmp_path: Path) -> None:
+def test_completion_takes_a_slot_and_names_its_tenant(tmp_path: Path) -> None:
     """A completion occupies a slot, and its text is the lengths of prompt and answer. A chat occupies none."""
     into = tmp_path / "seen"
     with running_upstream(tmp_path, UpstreamConfig(FEED, slot_s=0.01)) as upstream:

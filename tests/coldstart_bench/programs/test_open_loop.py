@@ -64,7 +64,7 @@ def gate(count: int) -> Answer:
 
 
 @pytest.mark.parametrize("open_before", [0, 20])
-def test_all_are_sent_though_none_is_answered(loop: OpenLoopClient, tls: ssl.SSLContext, open_before: int) -> None:
+def test_every_request_is_sent_without_any_answer(loop: OpenLoopClient, tls: ssl.SSLContext, open_before: int) -> None:
     """All requests are sent before the first answer, otherwise the gate would stay shut."""
     with running_http_server(gate(20), tls) as port:
         ran = loop.run(plan(port, 20, open_before=open_before))
@@ -72,7 +72,7 @@ def test_all_are_sent_though_none_is_answered(loop: OpenLoopClient, tls: ssl.SSL
     assert {ran.text(sent) for sent in ran.sent} == {"w1"}
 
 
-def test_none_is_lost_where_the_door_answers_nobody(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
+def test_silent_server_loses_no_request(loop: OpenLoopClient, tls: ssl.SSLContext) -> None:
     """Negative control: with one connection the gate stays shut, and each request ends with `no_end`."""
     with running_http_server(gate(2), tls) as port:
         ran = loop.run(plan(port, 3, most=1, patience_s=0.5))

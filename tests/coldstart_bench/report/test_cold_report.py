@@ -63,7 +63,7 @@ def test_a_small_model_is_not_held_to_the_floor() -> None:
     assert passed(size=SMALL, host=1.9)[:2] == [None, None]
 
 
-def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
+def test_missing_figure_is_reported_as_not_measured() -> None:
     """Every claim of a requested size is listed, and none passes."""
     rows = cold_rows({(SIZE, "host", "kelvin"): [1.0], (SIZE, "nvme", "floor"): [1.0]})
     found = judge_cold(ColdFigures((SIZE,), rows))

@@ -80,7 +80,7 @@ def test_a_bad_figure_fails(state: str, system: str, take: LoadTiming, claim: st
     assert any(at == state and claim in said for at, said in failing(bad)), failing(bad)
 
 
-def test_what_was_not_measured_is_not_judged() -> None:
+def test_unmeasured_figure_is_not_judged() -> None:
     """Without a measurement, and for small models, no claim is judged."""
     alone = judged(rows({(SIZE, "hot", "mmap"): GOOD[SIZE, "hot", "mmap"]}))
     assert {verdict.passed for verdict in alone} == {None}

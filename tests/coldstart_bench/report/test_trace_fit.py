@@ -89,7 +89,7 @@ def test_share_distance_and_weighted_mean() -> None:
         pytest.param({"prefix": FigurePair(0.3, 0.0)}, ["difference of the share"], id="no prefixes"),
     ],
 )
-def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
+def test_bad_figure_fails_its_claim_alone(changed: dict[str, object], want: list[str]) -> None:
     found = [
         one.claim for one in judge(TraceFigures(msgspec.structs.replace(GOOD, **changed), CAME)) if one.passed is False
     ]

@@ -141,9 +141,7 @@ def test_only_what_can_be_drawn_has_pictures(tmp_path: Path, monkeypatch: pytest
     assert invoked("--plots", str(tmp_path)).exit_code == 2
 
 
-def test_without_matplotlib_it_is_said_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_matplotlib_is_named_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the extra."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = invoked("--plots", str(tmp_path), bench=replace(BENCH, draw=lambda found, directory: None))

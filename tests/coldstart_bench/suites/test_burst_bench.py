@@ -86,7 +86,7 @@ def test_missed_burst_limit_fails_its_claim_alone(changed: dict[str, object], wa
     assert BenchReport(figures, judge(figures), {}, 0.0, None).passed is passed
 
 
-def test_chunks_that_were_not_read_hold_no_line() -> None:
+def test_unread_chunks_hold_no_claim() -> None:
     """Without any read, the claim is not measured."""
     reads = judge(msgspec.structs.replace(GOOD, chunk_reads=0))[-1]
     assert (reads.claim, reads.value, reads.passed) == ("reads of a chunk", None, None)

@@ -46,7 +46,7 @@ def seen_after(rounds: int, stolen: int) -> cold_bench.ColdResults:
     return seen
 
 
-def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
+def test_lost_page_cache_state_costs_one_round() -> None:
     """The other systems have every round and every ratio, with and without the probe."""
     report = seen_after(rounds=3, stolen=2).figures([SIZE])
     assert {(row.tier, row.system): row.n for row in report.rows if row.system != UNPROBED} == {
@@ -59,7 +59,7 @@ def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
     assert [verdict.passed for verdict in judge_cold(report)] == [True, True, None, True]
 
 
-def test_one_that_is_always_taken_back_is_a_failure_by_name() -> None:
+def test_page_cache_state_lost_every_round_is_a_failure() -> None:
     """Kelvin's row has no ratio then, and its claim does not pass."""
     report = seen_after(rounds=2, stolen=2).figures([SIZE])
     (failed,) = report.failures

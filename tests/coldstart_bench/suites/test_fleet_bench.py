@@ -35,7 +35,7 @@ MANY = msgspec.structs.replace(FEW, models=10_100, controlplane_bytes=41_960_000
         pytest.param({"activator_bytes": 91_000_000}, ["bytes of an idle model at the activator"], id="a fat table"),
     ],
 )
-def test_what_is_red(changes: dict[str, float], want: list[str]) -> None:
+def test_bad_figure_fails_its_claim_alone(changes: dict[str, float], want: list[str]) -> None:
     """Only the changed figure's claim fails."""
     figures = FleetFigures(200, (FEW, msgspec.structs.replace(MANY, **changes)))
     found = [verdict.claim for verdict in judge(figures) if not verdict.passed]

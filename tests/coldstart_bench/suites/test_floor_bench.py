@@ -64,7 +64,7 @@ def test_a_floor_reads_every_byte_or_says_that_it_did_not(tmp_path: Path) -> Non
         assert floor.call(files=[], threads=1, direct=False)["bytes"] == 0
 
 
-def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
+def test_missing_or_silent_program_is_reported() -> None:
     """The error has the last output. A program that does not answer is killed at the deadline."""
     with pytest.raises(ProgramFailed, match="No module named"), Program("no_such_loader"):
         pass
@@ -79,7 +79,7 @@ def test_a_program_that_is_none_or_says_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_who_ends_a_bench_finds_nothing_left(tmp_path: Path, number: signal.Signals) -> None:
+def test_ended_bench_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """A benchmark ended by a signal removes its files and processes first, and does not exit with 0."""
     heeding = ["env", "--default-signal=INT,TERM"]  # a shell's background job ignores Ctrl-C
     words = [*heeding, sys.executable, "-m", "kelvin.cli.main", "bench", "floor", "--size", "0.1", "--repeats", "1000"]

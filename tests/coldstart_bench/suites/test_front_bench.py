@@ -44,7 +44,7 @@ def good(connections: int) -> FrontRow:
     return FrontRow(connections, KELVIN, 3000.0, 1.0, 2.0, 3, 0, 1.0, 0.10, None, 300.0)
 
 
-def test_what_is_beside_another_is_of_the_same_round() -> None:
+def test_ratio_uses_figures_of_one_round() -> None:
     """A machine that slows down between rounds does not change the ratios."""
     taken = {
         (16, KELVIN): [take(3000, 900, 600_000), take(1500, 1800, 600_000), take(1400, 1800, 700_000)],

@@ -19,7 +19,7 @@ class Lying:
     def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, 0
 
-    def ask(self, **question: object) -> Any:
+    def call(self, **arguments: object) -> Any:
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -51,7 +51,7 @@ def test_correct_load_is_recorded(tmp_path: Path) -> None:
         pytest.param(ProgramFailed("the process of the load ended with -11"), "ended with -11", id="a crash"),
     ],
 )
-def test_a_loader_that_fails_is_told_and_not_asked_again(tmp_path: Path, answer: Any, said: str) -> None:
+def test_failed_loader_is_reported_and_not_used_again(tmp_path: Path, answer: Any, said: str) -> None:
     """A loader with wrong bytes or a crash has no results."""
     run, program = taken(tmp_path, answer, times=3)
     (failed,) = run.takes.failures
@@ -69,7 +69,7 @@ def test_only_known_loaders_are_chosen() -> None:
         choose_contenders(["fastest"])
 
 
-def test_who_is_not_installed_is_known_before_it_is_started() -> None:
+def test_missing_package_is_known_before_the_start() -> None:
     """A loader is installed if its package is."""
     assert not Contender("x", "x", "no_such_package_of_anyone", False, "safetensors").installed
     assert KELVIN.installed

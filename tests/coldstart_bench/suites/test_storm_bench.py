@@ -64,7 +64,7 @@ def test_a_bad_figure_fails(miss: dict[str, Any], claim: str) -> None:
     assert [verdict.claim for verdict in found if verdict.passed is False and claim in verdict.claim]
 
 
-def test_what_was_not_read_holds_no_line() -> None:
+def test_unread_bytes_hold_no_claim() -> None:
     """Without any read, the claims are not measured."""
     still = NodeTraffic(0, 0)
     missed = msgspec.structs.replace(FAIR, nodes=(FAIR.nodes[0], still))

@@ -71,7 +71,7 @@ async def test_deploy_moves_prod(data: Path) -> None:
         assert (await model_status(door))["aliases"] == {"prod": digest("b")}
 
 
-async def test_scale_changes_what_is_given(data: Path) -> None:
+async def test_only_stated_scale_settings_change(data: Path) -> None:
     """Each setting changes alone. A minimum of one starts a replica without traffic."""
     async with opened(data) as door:
         await push(door)

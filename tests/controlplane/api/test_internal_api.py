@@ -34,7 +34,7 @@ from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 
 
-async def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
+async def test_feed_has_a_push_and_a_cold_start(data: Path) -> None:
     """The feed sends a snapshot, then the model and its version, the ready replica, its drain and its end, in order."""
     async with opened(data) as door, feed(door) as reader:
         snapshot = await reader.line()

@@ -29,7 +29,7 @@ def replicas_of(found: Any) -> list[dict[str, Any]]:
     return [replica for version in found["versions"] for replica in version["replicas"]]
 
 
-async def test_it_starts_in_an_empty_directory(data: Path) -> None:
+async def test_control_plane_starts_in_an_empty_directory(data: Path) -> None:
     """It becomes ready and creates keys and a database. A start should take one second, but a busy machine is no
     defect, so the test allows ten seconds of CPU time.
     """

@@ -74,7 +74,7 @@ def forge(engine: Engine, *statements: str) -> None:
             connection.execute(text(statement))
 
 
-def test_an_entry_says_who_what_and_by_which_request(engine: Engine) -> None:
+def test_entry_names_actor_change_and_request(engine: Engine) -> None:
     """An entry has the values before and after. Each tenant's chain has its own numbers."""
     filled(engine)
     note(engine, AuditAction.TENANT_LIMITED, tenant="other", subject="other")
@@ -307,7 +307,7 @@ def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
         assert [verify_chain(connection, tenant).difference for tenant in ("acme", "other")] == [None, None]
 
 
-def test_window_of_a_newer_program_keeps_nothing_from_being_written(engine: Engine) -> None:
+def test_window_of_a_newer_program_blocks_no_entry(engine: Engine) -> None:
     """Entries in known windows are written and expire as usual."""
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO audit_windows VALUES ('acme', 'deploys', 7), ('acme', 'access', 7)"))

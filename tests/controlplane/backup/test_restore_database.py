@@ -158,7 +158,7 @@ async def test_spools_and_journal_are_entered(empty: PostgresUrl, tmp_path: Path
     assert found == ["req-1", "req-2", "req-3"]
 
 
-async def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path: Path) -> None:
+async def test_journal_after_a_stopped_backup_is_restored(tmp_path: Path) -> None:
     """Such a backup in the backup directory is used like any other: later journal entries are restored, too."""
     async with installed(tmp_path) as world:
         await world.ledger.write_due_marks()

@@ -133,7 +133,7 @@ async def test_older_database_is_not_backed_up(tmp_path: Path) -> None:
             await world.backup_loop().make_backup()
 
 
-async def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_path: Path) -> None:
+async def test_new_database_beside_a_used_journal_is_not_backed_up(tmp_path: Path) -> None:
     """The database lacks everything: its write-ahead log was lost in the first minute."""
     async with installed(tmp_path) as world:
         for number in (1, 2, 3):
@@ -169,7 +169,7 @@ async def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has
     assert ids(tmp_path / "data" / "kelvin.db")[-1] == "req-6"
 
 
-async def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_path: Path) -> None:
+async def test_database_restored_from_another_place_leaves_a_gap(tmp_path: Path) -> None:
     """That journal lacks the entries of the backup's journal."""
     async with installed(tmp_path) as world:
         await world.enter(1)
@@ -258,7 +258,7 @@ async def test_large_spooled_record_is_in_the_backup(tmp_path: Path) -> None:
     assert aside == [(month_of(report.made_at_us), MAX_RECORD_BYTES)]
 
 
-async def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
+async def test_record_spooled_before_a_closing_is_restored(tmp_path: Path) -> None:
     """The record was in a spool at the backup, and was stored after its month was closed. The journal keeps that order,
     so the restored record adjusts the next month again.
     """

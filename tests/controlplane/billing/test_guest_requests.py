@@ -73,7 +73,7 @@ def test_missing_record_is_reported_to_the_owner_only(engine: Engine, left_out: 
     assert _bill(engine, "guest").balance.balanced
 
 
-def test_a_replica_that_only_guests_called_is_open_with_its_owner(engine: Engine) -> None:
+def test_replica_used_by_guests_only_is_open_at_its_owner(engine: Engine) -> None:
     """It is open until its lifetime is recorded. The guest's bill does not list it."""
     enter(engine, [_guests(1)])
     assert _bill(engine, "acme", {"rt-1"}).open_runtimes == ("rt-1",)

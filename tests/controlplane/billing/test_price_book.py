@@ -47,7 +47,7 @@ idle = 0
 """
 
 
-def test_a_book_of_two_entries(tmp_path: Path) -> None:
+def test_price_book_fields_are_read_by_entry(tmp_path: Path) -> None:
     """Every field is read, with the date of its entry."""
     (tmp_path / "book.toml").write_text(GOOD)
     book = load_price_book(tmp_path / "book.toml")
@@ -101,7 +101,7 @@ def test_malformed_price_book_is_refused(before: str, after: str, says: str) -> 
     assert says in str(caught.value)
 
 
-def test_a_book_without_entries() -> None:
+def test_empty_price_book_is_refused() -> None:
     """At least one entry is required."""
     with pytest.raises(BadPriceBook, match="at least one"):
         parse_price_book('currency = "EUR"\nprices = []\n', "book.toml")

@@ -180,7 +180,7 @@ async def test_read_only_file_is_refused(database: Database) -> None:
     await database.write(lambda connection: _add(connection, "t"))
 
 
-async def test_full_disk_is_told_and_leaves_nothing(path: Path, database: Database) -> None:
+async def test_full_disk_is_reported_and_leaves_nothing(path: Path, database: Database) -> None:
     """A key that does not fit is refused, not published, and has no audit entry. Existing data can be read."""
 
     def fill(connection: Connection) -> None:

@@ -125,7 +125,7 @@ def test_postgres_settings() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"k\xffy"], ids=["missing", "no UTF-8"])
-def test_password_file_that_holds_none_is_a_fault_of_the_database(tmp_path: Path, content: bytes | None) -> None:
+def test_empty_password_file_refuses_database_calls(tmp_path: Path, content: bytes | None) -> None:
     """Calls are refused until the file is right."""
     file = tmp_path / "password"
     if content is not None:

@@ -423,7 +423,7 @@ async def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pyte
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2]
 
 
-def test_a_journal_of_an_older_program_drops_nothing_at_its_first_start(tmp_path: Path) -> None:
+def test_first_start_with_an_older_journal_drops_nothing(tmp_path: Path) -> None:
     """The journal does not say which entries were committed."""
     journal = LedgerJournal(tmp_path)
     journal.append([request_record(1), request_record(2)])

@@ -152,7 +152,7 @@ TAMPERINGS = [
 
 
 @pytest.mark.parametrize(("statement", "step"), TAMPERINGS)
-def test_a_count_that_is_not_what_the_rows_make_is_named(engine: Engine, statement: str, step: str) -> None:
+def test_wrong_step_count_is_named(engine: Engine, statement: str, step: str) -> None:
     """`verify` names it, and `reconcile` names it with the number of requests."""
     with engine.begin() as connection:
         connection.execute(text(statement))
@@ -163,7 +163,7 @@ def test_a_count_that_is_not_what_the_rows_make_is_named(engine: Engine, stateme
     assert (wrong.requests, wrong.amount_micros) == (2 if step == "other" else 1, 0)
 
 
-def test_a_month_that_was_closed_before_steps_were_counted_is_sound(engine: Engine) -> None:
+def test_month_closed_before_step_counts_is_sound(engine: Engine) -> None:
     """Its bill has no step counts and is still verified in all other fields."""
     close(engine)
     with engine.begin() as connection:

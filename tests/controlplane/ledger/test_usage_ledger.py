@@ -190,7 +190,7 @@ async def test_timeline_of(ledger: Ledger, stamps: tuple[Stamp, ...] | None, col
 
 
 @both
-async def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
+async def test_tables_are_created_once_and_others_refused(tmp_path: Path) -> None:
     """A second start changes nothing. A database of a newer program is refused."""
     with closing(World(tmp_path)) as fresh:
         assert {*metadata.tables} <= {*inspect(fresh.database.engine).get_table_names()}

@@ -74,7 +74,7 @@ async def pid_of(it: CheckRunner, what: CheckRequest) -> int:
 
 
 @pytest.mark.deep
-async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_reports_come_from_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They equal the reports of this process. A caller with a short wait gets the progress and asks again."""
     monkeypatch.setattr(subject, "ANSWER_WAIT_S", 120.0)
     async with examining(tmp_path) as it:
@@ -90,7 +90,7 @@ async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, mon
         assert msgspec.json.decode(raw, type=ReconcileReport).agrees
 
 
-async def test_damaged_database_is_said_as_by_every_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_damaged_database_is_refused_as_by_every_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged database is not reported as a failure of the checking process."""
     monkeypatch.setattr(subject, "ANSWER_WAIT_S", 120.0)
     (tmp_path / "kelvin.db").write_bytes(b"no database " * 1000)

@@ -176,7 +176,7 @@ def _size(difference: Difference) -> tuple[int | None, int | None, int | None, i
     return difference.requests, difference.tokens, difference.device_us, difference.amount_micros
 
 
-def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: Engine) -> None:
+def test_request_charged_by_its_last_acknowledgement_is_named(engine: Engine) -> None:
     """It may be short by the tokens since then. The audit does not fail, and the activator's record ends it."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
     report = run_usage_audit(engine)
@@ -189,7 +189,7 @@ def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: 
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kept: bool) -> None:
+def test_request_counted_by_two_replicas_is_charged_once(engine: Engine, kept: bool) -> None:
     """The first replica found damaged weights and recorded its count when it ended, and the second one answered.
     Negative control: without that record, the first replica's count is reported.
     """
@@ -213,7 +213,7 @@ def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kep
     assert report.compared.orphans == 0, "the activator's record is charged"
 
 
-def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine) -> None:
+def test_replica_and_activator_that_died_together_are_named(engine: Engine) -> None:
     """One request is in no record. The difference has its largest cost and how the replica ended."""
     enter(engine, [request_record(1), _killed(lifetime_record(1, requests=2))])
     (difference,) = run_usage_audit(engine).differences

@@ -199,7 +199,7 @@ async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
         assert registry.models(TENANT) == before
 
 
-async def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
+async def test_feed_has_models_and_versions(tmp_path: Path) -> None:
     """After a restart, the snapshot has each model with its aliases, and each version."""
 
     async def main() -> Feed:

@@ -72,7 +72,7 @@ def billed_steps(kelvin: Installation) -> dict[str, int]:
     return found
 
 
-def test_what_a_ladder_gave_up_is_on_the_bill(kelvin: Installation, rung: str) -> None:
+def test_degraded_answers_are_on_the_bill(kelvin: Installation, rung: str) -> None:
     """The bill counts each fallback answer. A request with `x-kelvin-degrade: never` is not degraded."""
     whole = complete(kelvin, rung, "w1 w2", max_tokens=1)
     kelvin.wait(lambda: is_recorded(kelvin, whole.headers["x-request-id"]), "all before it is in the ledger, too")

@@ -151,7 +151,7 @@ def test_the_other_kind_is_not_woken(kelvin: Installation, minilm: str) -> None:
     assert kelvin.model(minilm)["state"] == kelvin.model("llama")["state"] == "zero"
 
 
-def test_who_hangs_up_leaves_nothing(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
+def test_client_that_hangs_up_leaves_nothing(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
     """A replica drops the requests of clients that disconnect, and serves on without leaked descriptors."""
     assert embed(kelvin, model=minilm, input="x").status == 200
     before = report(kelvin, minilm)

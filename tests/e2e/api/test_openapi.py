@@ -131,12 +131,12 @@ def _key(kelvin: Installation) -> str:
     return (kelvin.data / "admin.key").read_text().strip()
 
 
-def test_an_operator_meets_what_is_documented(fresh: Installation, llama: Path, tmp_path: Path) -> None:
+def test_operator_gets_documented_answers(fresh: Installation, llama: Path, tmp_path: Path) -> None:
     """Each admin answer is documented and below 500, and each operation succeeds at least once."""
     _meets_what_is_documented(fresh, _described(fresh, llama)[DOCUMENTS[0]], tmp_path)
 
 
-def test_who_pushes_meets_what_is_documented(ours: Installation, described: dict[str, Any], tmp_path: Path) -> None:
+def test_pusher_gets_documented_answers(ours: Installation, described: dict[str, Any], tmp_path: Path) -> None:
     """Each push answer is documented and below 500. The test only creates plans."""
     _meets_what_is_documented(ours, described[DOCUMENTS[1]], tmp_path)
 
@@ -157,7 +157,9 @@ def _meets_what_is_documented(kelvin: Installation, document: Any, scratch: Path
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)
-def test_nobody_meets_nothing_but_401(ours: Installation, described: dict[str, Any], path: str, tmp_path: Path) -> None:
+def test_call_without_a_key_gets_only_401(
+    ours: Installation, described: dict[str, Any], path: str, tmp_path: Path
+) -> None:
     """Without a key, every operation answers 401, or 404 for an unknown path."""
     verdict = drive(
         url_of(ours), ours.data / "ca.pem", described[path], tmp_path, None, examples=2, phases="examples,fuzzing"

@@ -96,7 +96,7 @@ def test_another_model_would_be_seen(kelvin: Installation, served: dict[str, Tra
     assert np.abs(found - served["logistic"].model.predict_proba(rows)).max() > 100 * TOLERANCE
 
 
-def test_the_answer_and_the_record(kelvin: Installation, served: dict[str, Trained]) -> None:
+def test_prediction_is_answered_and_recorded(kelvin: Installation, served: dict[str, Trained]) -> None:
     """The answer has the requested id and outputs. Each row counts as one prompt token, and the bill balances."""
     rows = served["boosted"].rows[:7]
     first = record(kelvin, infer(kelvin, "boosted", rows[:1]))
@@ -239,7 +239,7 @@ def test_a_bad_request_harms_none_beside_it(kelvin: Installation, served: dict[s
     assert_as_the_library(answers[2], model, rows[2:3])
 
 
-def test_who_hangs_up_leaves_nothing(kelvin: Installation, served: dict[str, Trained]) -> None:
+def test_client_that_hangs_up_leaves_nothing(kelvin: Installation, served: dict[str, Trained]) -> None:
     """A replica drops the requests of clients that disconnect, and serves on without leaked descriptors."""
     model, rows = served["boosted"].model, served["boosted"].rows
     assert infer(kelvin, "boosted", rows).status == 200

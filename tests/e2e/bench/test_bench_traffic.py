@@ -69,7 +69,7 @@ def test_a_small_burst(tmp_path: Path) -> None:
     assert found["fairness"] is not None
 
 
-def test_times_that_are_none(tmp_path: Path) -> None:
+def test_invalid_times_are_refused(tmp_path: Path) -> None:
     """An invalid list of times is refused before anything starts."""
     done = bench_command.run("overload", "--times", "1,many", TMPDIR=str(tmp_path))
     assert done.returncode == 2

@@ -181,7 +181,7 @@ def test_requests_go_on_while_the_control_plane_is_replaced(kelvin: Installation
     assert services(kelvin)["controlplane"].pid != before.pid
 
 
-def test_callers_reach_what_is_behind(kelvin: Installation, elsewhere: Elsewhere) -> None:
+def test_admin_and_push_routes_work_between_hosts(kelvin: Installation, elsewhere: Elsewhere) -> None:
     """Admin and push routes work through the activator, for keys with the scope."""
     admin = (kelvin.data / "admin.key").read_text().strip()
     assert elsewhere.ask("GET", "/admin/v1/models", key=admin)[0] == 200

@@ -50,7 +50,7 @@ def test_three_restarts_under_load(kelvin: Installation) -> None:
     assert len(set(seen)) == 4
 
 
-def test_an_activator_that_dies_refuses_nobody(kelvin: Installation) -> None:
+def test_dying_activator_refuses_no_request(kelvin: Installation) -> None:
     """A client that connects while no activator runs waits in the supervisor's socket, and is answered."""
     first = services(kelvin)["activator"]
     os.kill(first.pid, signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_an_activator_that_dies_refuses_nobody(kelvin: Installation) -> None:
     assert services(kelvin)["activator"].pid != first.pid
 
 
-def test_two_orders_at_once(kelvin: Installation) -> None:
+def test_concurrent_restart_commands_both_succeed(kelvin: Installation) -> None:
     """Two concurrent restart commands both succeed, and one activator remains."""
     assert [status for status, *_ in all_at_once(*[partial(_restart, kelvin)] * 2)] == [0, 0]
     kelvin.wait(

@@ -128,7 +128,7 @@ def test_a_killed_process_comes_back(up: Installation, module: str) -> None:
 
 
 @pytest.mark.deep
-def test_a_push_outlives_the_door_and_the_snapshotter(up: Installation, tmp_path: Path) -> None:
+def test_push_outlives_activator_and_snapshotter(up: Installation, tmp_path: Path) -> None:
     """A push goes on while the snapshotter and then the activator are killed, and prints no error."""
     directory = make_tiny(tmp_path / "model", "llama", seed=8, layers=4)
     command = [sys.executable, "-m", "kelvin.cli.main", "push", str(directory), "--name", "m", "--data", str(up.data)]
@@ -175,7 +175,7 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
 
 
 @pytest.mark.deep
-def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path) -> None:
+def test_fatal_setting_is_reported_at_once(tmp_path: Path) -> None:
     """A bad setting is reported with its value and rule, without waiting for the ready timeout."""
     said = refused_start(tmp_path / "data", {**SETTINGS, "KELVIN_KV_BYTES": "1"})
     assert "controlplane can't start: KELVIN_KV_BYTES=1: must be 67108864 or more" in said

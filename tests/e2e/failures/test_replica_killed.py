@@ -27,7 +27,7 @@ def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str
     return "".join(lines)
 
 
-def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_was_delivered(
+def test_killed_replica_ends_the_stream_and_bills_what_was_sent(
     kelvin: Installation,
 ) -> None:
     """The stream ends with an error event, the next request succeeds, and the bill has the delivered tokens."""

@@ -103,7 +103,7 @@ def test_a_flipped_byte_on_nvme_is_healed(cold: Installation) -> None:
     assert blake3(_on_nvme(cold, digest).read_bytes()).hexdigest() == digest
 
 
-def test_a_version_that_cannot_be_healed_is_faulty_and_others_serve(cold: Installation) -> None:
+def test_unhealable_version_is_faulty_and_others_serve(cold: Installation) -> None:
     """A version without a good copy fails with the chunk's name and can't be deployed. Another model serves.
     Once the store is repaired, the version is well again."""
     assert complete(cold, "llama", PROMPT, max_tokens=2).status == 200
@@ -148,7 +148,7 @@ def _faults(state: Any) -> Counter[tuple[str, str]]:
     return Counter({(tier, kind): n for tier, kinds in state["chunk_faults"].items() for kind, n in kinds.items()})
 
 
-def test_the_control_sees_wrong_text(cold: Installation, llama: Path) -> None:
+def test_control_unverified_bytes_give_other_text(cold: Installation, llama: Path) -> None:
     """Without verification and probe, flipped exponent bits give other words. The product refuses them."""
     prompt = [8, 12, 15]
     right = greedy_continuation(llama, prompt, 8)

@@ -1,6 +1,6 @@
 """A hundred corruptions on disk: each request gets the right text or the right error.
 
-`test_the_control_sees_wrong_text` shows what would be served without verification.
+`test_control_unverified_bytes_give_other_text` shows what would be served without verification.
 """
 
 import random

@@ -91,7 +91,7 @@ def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, sc
     assert (out / "model.tensors").read_bytes() == path.read_bytes()
 
 
-def test_a_store_that_falters_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:
+def test_flaky_store_is_waited_for(cold: Installation, proxy: FaultProxy) -> None:
     """A cut answer, a short one and a 503 are retried, and the request succeeds."""
     for fault in (TruncatedBody(100), truncated(100), SLOW_DOWN):
         proxy.inject(fault, method="GET", holding="/packs/")
@@ -109,7 +109,7 @@ def test_wrong_bytes_are_refused_by_name(cold: Installation, proxy: FaultProxy, 
     assert any(chunk["digest"] in answer.raw.decode() for chunk in manifest["chunks"])
 
 
-def test_a_store_that_is_away(up: Installation, proxy: FaultProxy) -> None:
+def test_unavailable_store_serves_cached_versions_only(up: Installation, proxy: FaultProxy) -> None:
     """Without the store, replicas serve and starts from NVMe work. A start that needs it is `unavailable`."""
     assert complete(up, "llama", prompt_of(PROMPT), max_tokens=2).status == 200
     with proxy.faulty(ClosedConnection()):

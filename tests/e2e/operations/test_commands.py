@@ -105,7 +105,7 @@ def test_a_split_shares_a_model_until_a_deploy(kelvin: Installation, two: tuple[
     assert run(kelvin, "models", "split", "two") == "two: prod gets all requests\n"
 
 
-def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two: tuple[str, str]) -> None:
+def test_deploy_prefetches_bytes_before_any_request(kelvin: Installation, two: tuple[str, str]) -> None:
     """A deployed version is prefetched, so its first request reads no chunk. The other version reads (control)."""
     first, second = two
     wait_cache_idle(kelvin)  # no late prefetch fills the cache after it was emptied
@@ -122,7 +122,7 @@ def test_a_deploy_brings_its_bytes_before_anybody_asks(kelvin: Installation, two
     run(kelvin, "deploy", f"two@{first}")
 
 
-def test_scale_sets_what_is_given(kelvin: Installation, two: tuple[str, str]) -> None:
+def test_only_stated_scale_settings_are_set(kelvin: Installation, two: tuple[str, str]) -> None:
     """Options that are not given keep their value, and a bad value is refused with its rule."""
     result = json.loads(run(kelvin, "scale", "two", "--max", "2", "--target", "3.5", "--json"))
     assert (result["max"], result["target"]) == (2, 3.5)
@@ -146,7 +146,7 @@ def test_a_minimum_is_kept_without_a_request(kelvin: Installation, two: tuple[st
     kelvin.wait(lambda: kelvin.model("two")["state"] == "zero", "it was let go")
 
 
-def test_stop_is_zero_now(kelvin: Installation, two: tuple[str, str]) -> None:
+def test_stopped_model_is_at_zero_at_once(kelvin: Installation, two: tuple[str, str]) -> None:
     """A stop does not wait for window and grace."""
     run(kelvin, "scale", "two", "--window", "600", "--grace", "600")
     assert complete(kelvin, "two", "w1", max_tokens=1).status == 200
@@ -262,7 +262,7 @@ def test_billing_report_in_every_format(kelvin: Installation) -> None:
     assert "2026-13" in run(kelvin, "billing", "report", "--tenant", "default", "--month", "2026-13", code=1)
 
 
-def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installation) -> None:
+def test_billing_verify_finds_a_row_changed_by_hand(kelvin: Installation) -> None:
     """`verify` names the changed row and its month with exit code 2, and passes before and after."""
     last = complete(kelvin, "llama", "w1", max_tokens=1).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, last), "the request is in the ledger")
@@ -276,7 +276,7 @@ def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installatio
     run(kelvin, "billing", "verify", "--tenant", "default")
 
 
-def test_billing_reconcile_names_a_total_that_was_changed_by_hand(kelvin: Installation) -> None:
+def test_billing_reconcile_names_a_total_changed_by_hand(kelvin: Installation) -> None:
     """`reconcile` names the changed total with its tokens and money, and exits with 2."""
     last = complete(kelvin, "llama", "w1", max_tokens=1).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, last), "the request is in the ledger")

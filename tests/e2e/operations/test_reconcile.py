@@ -160,7 +160,7 @@ def test_cut_whole_answer_is_charged_and_the_accounts_agree(kelvin: Installation
     assert reconciled(kelvin, 0)["agrees"]
 
 
-def test_what_waits_in_a_spool_is_named(kelvin: Installation) -> None:
+def test_spooled_records_are_named(kelvin: Installation) -> None:
     """Records that a living process has not shipped yet are named, and are no failure."""
     spool = Spool.open(kelvin.data / "spool", "activator-of-a-test")
     try:

@@ -58,7 +58,7 @@ def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, t
 @pytest.mark.long
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-def test_the_drill_shows_what_is_stated(tmp_path: Path) -> None:
+def test_recovery_drill_meets_its_objectives(tmp_path: Path) -> None:
     """Both losses are recovered in time, and nothing is missing."""
     command = [sys.executable, "-m", "kelvin.cli.main", "drill", "recovery", "--requests", "5"]
     done = subprocess.run(
@@ -82,7 +82,7 @@ def _last_records(place: Path) -> None:
 @pytest.mark.long
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-def test_the_drill_sees_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_drill_fails_if_records_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without the journal's last segment the restore succeeds, and the drill fails."""
     monkeypatch.setattr(recovery_drill, "SETTLE_S", 3.0)  # the missing records will not come
     found = drill(DrillPlan(3, tell=lambda _: None), tmp_path, losses=("the database",), damage_backups=_last_records)

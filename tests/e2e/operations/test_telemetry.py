@@ -45,9 +45,7 @@ def _restores(collector: Receiver, runtime_id: str) -> list[dict[str, Any]]:
     return [span for span in wholes if span["attributes"].get("kelvin.runtime_id") == runtime_id]
 
 
-def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
-    watched: Installation, collector: Receiver
-) -> None:
+def test_only_cold_starts_and_errors_are_traced(watched: Installation, collector: Receiver) -> None:
     """Only notable requests are sent (share 0), with the stages of their timelines. The cold one links its restore."""
     watched.scale_to_zero("llama")
     cold = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
@@ -129,7 +127,7 @@ def test_the_collectors_secret_is_told_to_the_collector_alone(watched: Installat
         assert COLLECTORS_SECRET not in log.read_text()
 
 
-def test_its_library_is_loaded_where_it_is_on(watched: Installation) -> None:
+def test_telemetry_library_is_loaded_if_enabled(watched: Installation) -> None:
     """Only the activator, which sends traces, loads protobuf. `test_telemetry_off.py` tests the other case."""
     wait(lambda: mapped(watched, "google/_upb").get("activator"), "it is loaded where it is on")
     found = mapped(watched, "google/_upb")

@@ -8,8 +8,8 @@ from tests.e2e.installation_processes import mapped
 pytestmark = pytest.mark.deep
 
 
-def test_nothing_of_it_is_loaded_where_it_is_off(kelvin: Installation) -> None:
-    """No process has mapped protobuf. Control: `test_its_library_is_loaded_where_it_is_on`."""
+def test_telemetry_library_is_not_loaded_if_disabled(kelvin: Installation) -> None:
+    """No process has mapped protobuf. Control: `test_telemetry_library_is_loaded_if_enabled`."""
     found = mapped(kelvin, "google/_upb")
     assert found
     assert not any(found.values())

@@ -12,7 +12,7 @@ from tests.e2e.tiny_models import greedy_continuation, prompt_of, text_of
 PROMPT = [5, 9, 12, 33, 20]
 
 
-def test_the_first_request_starts_the_model_and_the_last_comment_tells_how(kelvin: Installation) -> None:
+def test_first_request_starts_the_model_and_shows_its_timeline(kelvin: Installation) -> None:
     """A request starts the model, and the stream's comment and the timeline show the stages."""
     kelvin.scale_to_zero("llama")
     answer = complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=4, stream=True)

@@ -37,7 +37,7 @@ def started(kelvin: Installation, tier: str) -> Any:
     raise AssertionError("no start was foretold in time")
 
 
-def test_a_start_is_foretold_by_tier_and_its_error_shown(kelvin: Installation) -> None:
+def test_start_forecast_names_its_tier_and_error(kelvin: Installation) -> None:
     """Starts from the host tier and from NVMe have forecasts from measured rates, and a recorded duration."""
     assert complete(kelvin, "llama", prompt_of([5, 9, 12]), max_tokens=1).status == 200
     total = kelvin.model("llama")["versions"][0]["total_bytes"]

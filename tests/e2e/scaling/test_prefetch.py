@@ -20,7 +20,7 @@ def is_forgotten(kelvin: Installation) -> bool:
 
 
 @pytest.mark.deep
-def test_a_start_without_a_standby_has_its_bytes_brought_meanwhile(tmp_path: Path, llama: Path) -> None:
+def test_waiting_start_prefetches_its_bytes(tmp_path: Path, llama: Path) -> None:
     """Without standbys, a start's chunks are prefetched while its process starts, and each is read once."""
     with running_installation(tmp_path / "data", settings={**SETTINGS, "KELVIN_STANDBYS": "0"}) as kelvin:
         kelvin.push(llama, "llama")

@@ -95,9 +95,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     run(kelvin, "billing", "reconcile")
 
 
-def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
-    sleepy: Installation, llama: Path
-) -> None:
+def test_dropped_weights_come_back_despite_a_killed_replica(sleepy: Installation, llama: Path) -> None:
     """A replica at level 2 has no lease, and leases its weights again when it wakes.
     Killed while it waits for that lease, its request is answered by another process."""
     kelvin, right = sleepy, text_of(llama, greedy_continuation(llama, PROMPT, 6))
@@ -186,7 +184,7 @@ def test_a_control_plane_that_comes_back_finds_its_sleeper(sleepy: Installation)
     assert after["pid"] == replica["pid"]
 
 
-def test_break_even_is_heeded(sleepy: Installation) -> None:
+def test_free_waiting_frees_the_device_early(sleepy: Installation) -> None:
     """If waiting costs nothing, the device is freed long before the window ends.
     Negative control: if waiting is very expensive, the replica stays warm."""
     kelvin = sleepy

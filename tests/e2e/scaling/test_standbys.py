@@ -65,7 +65,7 @@ def wake_all(house: Installation) -> tuple[int, int]:
     return after["hits"] - before["hits"], after["misses"] - before["misses"]
 
 
-def test_models_that_wake_at_once_find_standbys(house: Installation) -> None:
+def test_models_that_wake_together_find_standbys(house: Installation) -> None:
     """Once the pool has seen the models start together, each start finds a standby."""
     assert pool(house)["target"] == 0.95
     for _ in range(WAVES):  # even requests sent together may be served one after another

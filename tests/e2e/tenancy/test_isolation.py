@@ -244,7 +244,7 @@ def test_the_installation_is_the_operators(stranger: Caller, route: Route) -> No
     assert len(answers) == 1
 
 
-def test_the_owner_finds_what_the_stranger_does_not(kelvin: Installation, theirs: Names) -> None:
+def test_owner_finds_objects_that_a_stranger_cannot(kelvin: Installation, theirs: Names) -> None:
     """Negative control: the same calls with a key of `default` find the objects."""
     owner = Caller(kelvin, _keys_of_default(kelvin))
     unkept = ("GET", "/push/v1/originals/{}")  # the model was pushed as safetensors, so it has no original file

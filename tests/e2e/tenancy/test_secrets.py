@@ -113,7 +113,7 @@ def test_processes_that_see_keys_leave_no_core(kelvin: Installation) -> None:
     assert limits["activator"] == limits["controlplane"] == ["0", "0"]
 
 
-def test_what_nobody_declared_is_found_nowhere(kelvin: Installation) -> None:
+def test_undeclared_request_fields_are_stored_nowhere(kelvin: Installation) -> None:
     """Unknown fields, header values, queries and prompts are found in no file and no process."""
     mark = "xyzzy4711"
     key = f"Bearer {(kelvin.data / 'default.key').read_text().strip()}"

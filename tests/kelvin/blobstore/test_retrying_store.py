@@ -90,7 +90,7 @@ def test_attempt_has_a_deadline() -> None:
         asyncio.run(store.read("t/a"))
 
 
-def test_facts_are_not_retried() -> None:
+def test_definite_failures_are_not_retried() -> None:
     """A failure that a retry can't change is raised at once."""
     inner, pauses = FlakyStore(0), Pauses()
     with pytest.raises(BlobNotFound):
@@ -149,7 +149,7 @@ async def test_a_listing_has_a_deadline() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_an_object_whose_size_is_not_known_has_time_for_its_bytes() -> None:
+async def test_object_of_unknown_size_gets_time_for_its_bytes() -> None:
     """An attempt to read a whole object gets as much time for a slow link as one with a known length."""
 
     class Slow(MemoryStore):

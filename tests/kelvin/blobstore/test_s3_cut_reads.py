@@ -86,7 +86,7 @@ async def give_up(world: World, store: S3Store, into: bytearray, limit_s: float)
     return ended
 
 
-def test_given_up_before_the_head(world: World) -> None:
+def test_read_cancelled_before_the_head_ends(world: World) -> None:
     """The read ends although its thread can't be interrupted. The late response is discarded."""
     world.plant("t/a", LARGE)
     store, into = world.store(), bytearray(len(LARGE))
@@ -103,7 +103,7 @@ def test_control_without_strays(world: World, monkeypatch: pytest.MonkeyPatch) -
     assert not asyncio.run(give_up(world, world.store(), bytearray(len(LARGE)), 0.2))
 
 
-async def test_a_listing_that_is_given_up(world: World) -> None:
+async def test_cancelled_listing_ends(world: World) -> None:
     """A cancelled listing ends at once, even if the endpoint is silent."""
     store = world.store()
     world.proxy.inject(DelayedAnswer(), method="GET")

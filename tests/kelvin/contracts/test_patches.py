@@ -21,7 +21,7 @@ Patch = patch_of(Things, "Patch", "Some of the things.")
 
 
 @pytest.mark.parametrize("given", [{}, {"max": 3}, {"rate": None}, {"rate": 2.5, "mode": "fast"}])
-def test_only_what_is_given_changes(given: dict[str, Any]) -> None:
+def test_only_stated_settings_change(given: dict[str, Any]) -> None:
     """Null is a given value. An omitted setting isn't given."""
     patch = msgspec.convert(given, Patch)
     assert patch.stated_values() == given

@@ -35,7 +35,7 @@ def test_number_in_another_script_is_refused() -> None:
         number({"X": "\u0663.5"}, "X", 1.0, low=0)
 
 
-def test_defaults_hold_where_nothing_is_set() -> None:
+def test_unset_settings_have_their_defaults() -> None:
     """An unset variable has its default. A text without a default is required."""
     assert integer({}, "N", 5, low=1) == 5
     assert number({}, "X", 0.5, low=0) == 0.5

@@ -3,7 +3,7 @@
 from kelvin.contracts.timeline import Stage, StageSpan, Stamp, Timeline
 
 
-def test_the_first_stamp_of_a_stage_stands() -> None:
+def test_first_stamp_of_a_stage_is_kept() -> None:
     """A retry does not change the time of a stage that was reached before."""
     line = Timeline(1_000)
     line.stamp(Stage.ROUTED, 1_500)
@@ -11,7 +11,7 @@ def test_the_first_stamp_of_a_stage_stands() -> None:
     assert line.stamps() == (Stamp(Stage.ROUTED, 500),)
 
 
-def test_spans_of_another_process_are_shifted_to_where_the_call_began() -> None:
+def test_remote_spans_are_shifted_to_the_start_of_the_call() -> None:
     """Spans of another process are added to the caller's timeline from the time of the call."""
     line = Timeline(1_000)
     line.stamp(Stage.POKED, 2_000)

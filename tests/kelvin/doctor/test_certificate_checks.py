@@ -131,7 +131,7 @@ def test_certificate_of_the_future_fails() -> None:
     assert (found.level, "not valid before 2.0 hours" in found.seen) == (FindingLevel.FAIL, True)
 
 
-def test_good_ones_are_one_line(tmp_path: Path) -> None:
+def test_good_certificates_are_one_line(tmp_path: Path) -> None:
     """Good certificates are one finding. If one is bad, only that one is reported. Without settings there is none."""
     for name, ends_in in (("good", YEAR), ("ended", AGO)):
         (tmp_path / name).mkdir()

@@ -63,7 +63,7 @@ async def _scanning() -> AsyncIterator[tuple[Scanner, Thread]]:
         thread.shutdown(cancel_futures=True)
 
 
-async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> None:
+async def test_short_text_of_another_tenant_is_scanned_between_slices() -> None:
     """While one tenant has seconds of work queued, each slice of another tenant waits for one slice of it."""
     async with _scanning() as (scanner, thread):
         hostile = [asyncio.create_task(scanner.scan("hostile", LONG, 60.0)) for _ in range(12)]

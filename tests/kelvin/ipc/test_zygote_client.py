@@ -58,7 +58,7 @@ def _send(*pieces: bytes, fds: int = 0) -> Answer:
     return answer
 
 
-async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
+async def test_fork_returns_a_pidfd(tmp_path: Path) -> None:
     """The request names the runtime. The pidfd is not inherited by child processes."""
     requests: list[bytes] = []
 

@@ -133,7 +133,7 @@ async def test_loop_of_one_version_takes_no_readiness() -> None:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("error", [Refused(Unavailable("the ledger")), ConnectionResetError(), TimeoutError()])
-async def test_dependency_that_is_away_takes_no_readiness(error: Exception) -> None:
+async def test_unavailable_dependency_takes_no_readiness(error: Exception) -> None:
     """A dependency's failure restarts the loop and is counted, but the process stays ready."""
     health = LoopHealth()
     async with Loops(health) as loops:
@@ -182,7 +182,7 @@ async def test_leaving_the_block_cancels_loops_and_waits() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_failed_clean_up_of_a_cancelled_loop_does_not_start_it_again() -> None:
+async def test_failed_cleanup_does_not_restart_a_cancelled_loop() -> None:
     """The error is counted, and closing the loops continues."""
     health, begun = LoopHealth(), asyncio.Event()
 
@@ -301,7 +301,7 @@ async def test_part_that_fails_in_each_round_makes_a_failing_loop(
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("is_defect_first", [True, False])
-async def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_defect_first: bool) -> None:
+async def test_defect_counts_while_a_dependency_is_unavailable(is_defect_first: bool) -> None:
     """The order of the parts doesn't matter."""
     errors = [KeyError("x"), Refused(Unavailable("the database"))]
 
@@ -319,7 +319,7 @@ async def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_def
 
 
 @pytest.mark.virtual_time
-async def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
+async def test_part_with_an_unavailable_dependency_stays_ready() -> None:
     """A dependency's failure in one part leaves the process ready, as it does when it ends the body."""
 
     async def work() -> None:

@@ -33,7 +33,7 @@ def clocks(away: Callable[[int], bool]) -> SimpleNamespace:
     return SimpleNamespace(monotonic_ns=read, clock_gettime_ns=boottime, CLOCK_BOOTTIME=time.CLOCK_BOOTTIME)
 
 
-def test_a_child_is_born_between_two_readings() -> None:
+def test_start_time_lies_between_two_readings() -> None:
     """The time is by this process's clock, exact to the kernel's tick."""
     before_ns = time.monotonic_ns()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:

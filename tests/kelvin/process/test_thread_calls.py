@@ -15,7 +15,7 @@ async def test_thread_call_returns_result_or_error() -> None:
         await run_uncancellable(None, divmod, 1, 0)
 
 
-async def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+async def test_repeated_cancellation_still_waits_for_the_call() -> None:
     """The result or error of the call is dropped."""
     halted, begun = threading.Event(), threading.Event()
     ran: list[int] = []

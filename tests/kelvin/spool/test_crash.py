@@ -117,7 +117,7 @@ print(kept == list(range(1, len(kept) + 1)), len(kept), refused)
 """
 
 
-def test_a_file_size_limit_refuses_and_ships_nothing_half_written(tmp_path: Path) -> None:
+def test_file_size_limit_ships_no_partial_record(tmp_path: Path) -> None:
     """The kernel refuses writes (EFBIG): appends raise, and exactly the acknowledged records are shipped."""
     result = subprocess.run(
         [sys.executable, "-c", FILLER, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S

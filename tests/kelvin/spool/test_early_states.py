@@ -144,9 +144,7 @@ async def test_a_directory_of_another_user_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_segment_stops_no_other_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded lives, unshipped records and listings are still read from the other sources."""
     for source in ("supervisor-1", "supervisor-2"):
         _write_files(tmp_path / source, {segment_name(1): FRAME})

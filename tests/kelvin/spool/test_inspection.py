@@ -69,7 +69,7 @@ def test_a_directory_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     assert list(unshipped(tmp_path / "gone")) == []
 
 
-def test_looking_leaves_everything_to_the_shipper(tmp_path: Path) -> None:
+def test_inspection_changes_nothing(tmp_path: Path) -> None:
     """The same records can be shipped afterwards."""
     journal = SegmentWriter(tmp_path)
     _commit(journal, b"a", b"b")

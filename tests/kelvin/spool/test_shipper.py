@@ -73,7 +73,7 @@ async def test_everything_arrives_in_order_and_segments_go(tmp_path: Path) -> No
     assert not spool.path.exists()
 
 
-async def test_a_batch_that_is_not_full_waits_for_company(tmp_path: Path) -> None:
+async def test_partial_batch_waits_for_more_records(tmp_path: Path) -> None:
     """The shipper lingers after a full batch too. Otherwise a steady flow would be posted in small batches."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     await asyncio.gather(*(spool.append(make("x")) for _ in range(MAX_RECORDS + 1)))
@@ -87,7 +87,7 @@ async def test_a_batch_that_is_not_full_waits_for_company(tmp_path: Path) -> Non
     spool.close()
 
 
-async def test_the_background_ships_without_being_asked(tmp_path: Path) -> None:
+async def test_background_loop_ships_by_itself(tmp_path: Path) -> None:
     """A commit wakes the shipper."""
     spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
     async with quick(spool, receiver):
@@ -194,7 +194,7 @@ async def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> Non
     steps=["ship", "append", "restart", "append", "refuse"], size=1, recent_bytes=0
 )  # a refused batch that spans two segments
 @settings(max_examples=80)
-async def test_any_order_of_appends_failures_and_restarts_loses_nothing(
+async def test_any_order_of_appends_and_failures_loses_nothing(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str], size: int, recent_bytes: int
 ) -> None:
     """In any order of events, a last flush completes exactly the sequence 1..n, from memory, disk or both."""
@@ -225,7 +225,7 @@ async def test_any_order_of_appends_failures_and_restarts_loses_nothing(
     assert receiver.first_times() == [make("x" * size)(sequence) for sequence in range(1, appended + 1)]
 
 
-async def test_defect_of_shipping_is_the_loops_to_count(tmp_path: Path) -> None:
+async def test_shipping_defect_is_counted_by_its_loop(tmp_path: Path) -> None:
     """An unexpected exception ends the shipper's run. Its loop counts the error and restarts it."""
     spool, receiver, health = Spool.open(tmp_path, "a-1"), Receiver(), LoopHealth()
 

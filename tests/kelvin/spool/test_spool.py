@@ -60,7 +60,7 @@ def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> N
     assert read_all(tmp_path / "a-1") == [f"{sequence}:{text}".encode() for sequence, text in sorted(assigned)]
 
 
-async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
+async def test_cancelled_append_still_commits_its_record(tmp_path: Path) -> None:
     """The record of a cancelled append is written, and the committer continues."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
@@ -314,7 +314,7 @@ def test_a_source_is_a_plain_file_name(tmp_path: Path, source: str) -> None:
         Spool.open(tmp_path, source)
 
 
-def test_a_loop_that_ended_before_it_woke_the_committer_stops_nobody(tmp_path: Path) -> None:
+def test_loop_that_ended_before_its_wake_stops_no_append(tmp_path: Path) -> None:
     """The record is committed with the next append, from another loop or from a thread."""
 
     async def leave(spool: Spool) -> None:

@@ -93,7 +93,7 @@ def ship_to_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("point", POINTS)
-def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path, point: str) -> None:
+def test_lifetime_is_written_once_at_every_kill_point(tmp_path: Path, point: str) -> None:
     """The killed supervisor's record is kept. Without one, the next supervisor counts to the page's last change."""
     leave_page(tmp_path, f"{PID}.rt-1")
     kill_at(tmp_path, point)
@@ -105,7 +105,7 @@ def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path
     assert ship_to_ledger(tmp_path) == ([("rt-1", LIVED_US if is_recorded else 3_000_000)], 0)
 
 
-def test_control_life_is_written_twice_without_reading_the_spool(tmp_path: Path) -> None:
+def test_control_lifetime_is_written_twice_without_the_spool(tmp_path: Path) -> None:
     """Negative control: if the spool isn't read, the ledger gets a second record and keeps it as a conflict."""
     leave_page(tmp_path, f"{PID}.rt-1")
     kill_at(tmp_path, "synced")
@@ -113,7 +113,7 @@ def test_control_life_is_written_twice_without_reading_the_spool(tmp_path: Path)
     assert ship_to_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
 
 
-async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
+async def test_refused_lifetime_is_written_when_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record is written once, up to the death that the supervisor saw, so idle time isn't lost."""
@@ -133,7 +133,7 @@ async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
 
 
 @pytest.mark.parametrize("call", ["glob", "read_bytes"])
-async def test_life_whose_page_cannot_be_read_now_is_written_later(
+async def test_lifetime_of_an_unreadable_page_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """A supervisor without file descriptors retries, and records up to the death that it saw."""
@@ -183,7 +183,7 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
     assert ship_to_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
 
 
-def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
+def test_page_of_an_earlier_process_is_not_watched(tmp_path: Path) -> None:
     """The process that now has the pid would be killed for the silence of the earlier one's socket. The last field
     tells whether a version is bound."""
     leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - start_time_ns(os.getpid()) + 10**9)
@@ -226,7 +226,9 @@ async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> 
     assert await asyncio.to_thread(ship_to_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
-async def test_leftover_life_is_written_once_the_disk_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leftover_lifetime_is_written_when_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The supervisor that found the page retries, so that no restart is needed for a balanced bill."""
     monkeypatch.setattr("kelvin.supervisor.exit_recorder.RETRY_S", 0.01)
     leave_page(tmp_path, f"{PID}.rt-1")

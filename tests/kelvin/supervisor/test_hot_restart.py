@@ -94,7 +94,7 @@ def test_old_activator_ends_once_the_new_is_ready(tmp_path: Path) -> None:
     assert supervisor.said == ""
 
 
-def test_an_order_while_both_are_there_is_followed_by_another_change(tmp_path: Path) -> None:
+def test_order_during_a_hot_restart_starts_another(tmp_path: Path) -> None:
     """A later order is for the activator that is then current, so another restart follows, once for all of them."""
     begun: list[int] = []
 
@@ -180,7 +180,7 @@ def test_dead_old_activator_is_not_signalled(tmp_path: Path) -> None:
     assert supervisor.doors == [(2, True)]
 
 
-def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None:
+def test_failed_hot_restart_gives_the_old_activator_its_name(tmp_path: Path) -> None:
     """If the new activator took the socket's name and failed, the name goes back to the old one."""
     name = tmp_path / "activator.sock"
 
@@ -197,7 +197,7 @@ def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None
     assert {each.name for each in tmp_path.iterdir()} == {"activator.sock", OUTCOME_FILE}
 
 
-def test_failed_change_leaves_the_name_to_an_old_one_that_was_brought_back(tmp_path: Path) -> None:
+def test_failed_hot_restart_leaves_the_name_to_the_restarted_one(tmp_path: Path) -> None:
     """The old activator died and was restarted, so its new process has the name. The dead socket doesn't replace it."""
     name = tmp_path / "activator.sock"
 

@@ -68,7 +68,7 @@ async def test_silent_process_is_killed_within_half_a_minute(process: subprocess
     assert process.wait() == -signal.SIGKILL
 
 
-def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.Popen[bytes]) -> None:
+def test_replica_that_hangs_before_its_first_probe_is_killed(process: subprocess.Popen[bytes]) -> None:
     """A replica that has a version isn't starting, so it has no extra time. Control: a silent standby does."""
     processes = Processes(process.pid)
     replica = processes.there[0]
@@ -95,7 +95,7 @@ async def test_answering_process_is_not_killed(process: subprocess.Popen[bytes])
     assert process.poll() is None
 
 
-def test_process_that_is_given_more_time_to_start_is_not_killed_before(process: subprocess.Popen[bytes]) -> None:
+def test_longer_start_limit_delays_the_kill(process: subprocess.Popen[bytes]) -> None:
     """A control plane that migrates a large ledger is silent until it is done."""
     processes = Processes(process.pid, start_s=3600.0)
     processes.silent.add(process.pid)
@@ -105,7 +105,7 @@ def test_process_that_is_given_more_time_to_start_is_not_killed_before(process: 
 
 
 @pytest.mark.virtual_time
-async def test_process_that_died_during_a_look_is_not_killed_again() -> None:
+async def test_process_that_died_during_a_probe_is_not_killed_again() -> None:
     """Its pid may belong to another process by then."""
     processes = Processes(2**22 + 1)  # larger than any process id
 
@@ -139,7 +139,7 @@ run_service(main, None)
 
 
 @pytest.mark.parametrize("status", [200, 503], ids=["healthy", "unhealthy, but an answer"])
-def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
+def test_process_is_probed_over_its_socket(tmp_path: Path, status: int) -> None:
     """The process answers while its event loop runs, and not while it is stopped or gone."""
     command = [sys.executable, "-c", SERVES, str(tmp_path), str(status)]
     with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -160,7 +160,7 @@ def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
         assert not asyncio.run(answers())
 
 
-def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_path: Path) -> None:
+def test_silent_holder_of_the_socket_kills_no_other_process(tmp_path: Path) -> None:
     """A new activator takes over the old one's socket name. If it hangs, the old one is not killed."""
     command = [sys.executable, "-c", SERVES, str(tmp_path), "200"]
     with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -181,7 +181,7 @@ def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_pa
 
 
 @pytest.mark.parametrize("socket_name", ["x.sock", None])
-def test_own_lack_of_descriptors_is_nobodys_silence(tmp_path: Path, socket_name: str | None) -> None:
+def test_lack_of_descriptors_counts_as_no_silence(tmp_path: Path, socket_name: str | None) -> None:
     """A supervisor without descriptors can't probe, and must not kill the installation for that."""
 
     async def main() -> bool:

@@ -38,7 +38,7 @@ def test_slowest_tier_of_a_restore_is_named(bytes_by_tier: dict[str, int], want:
     assert slowest_tier(bytes_by_tier) == want
 
 
-def test_beyond_the_cap_all_share_a_name() -> None:
+def test_values_beyond_the_cap_share_one_label() -> None:
     """The first two names keep their labels. All later ones share `other`."""
     cap = LabelCap(2)
     assert [cap.bounded(("a", "m")), cap.bounded(("b", "m"))] == [("a", "m"), ("b", "m")]

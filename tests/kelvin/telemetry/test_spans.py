@@ -50,7 +50,7 @@ def test_each_stage_is_a_span_from_the_one_before_it() -> None:
     assert len({span.span_id for span in (whole, *stages)}) == 5
 
 
-def test_the_whole_says_who_what_and_how_it_ended() -> None:
+def test_root_span_names_caller_model_and_outcome() -> None:
     """Unknown attributes are left out."""
     (whole, *_) = request_spans(replace(COLD, version=None))
     assert whole.attributes == {
@@ -121,7 +121,7 @@ def test_sampling_uses_the_lower_64_bits(trace_id: int, share: float, want: bool
     assert is_sampled(trace_id, share) is want
 
 
-def test_the_share_of_many_is_the_share() -> None:
+def test_sampled_share_follows_the_setting() -> None:
     """Request ids are sampled evenly, and a larger share includes the smaller one."""
     ids = [trace_id_of(f"req_{number}") for number in range(10_000)]
     tenth = {trace_id for trace_id in ids if is_sampled(trace_id, 0.1)}

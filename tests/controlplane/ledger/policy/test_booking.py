@@ -68,7 +68,7 @@ def test_charged_request_of_a_key(records: list[RequestRecord], closed: list[Led
     assert charged(records[::-1], closed) == want
 
 
-def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
+def test_later_record_of_a_request_takes_back_the_charge() -> None:
     """The activator's late record replaces an orphan record of a closed month. The repeat is not charged."""
     orphan = LedgerRecord(
         cut(0, 9, origin=RecordOrigin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True

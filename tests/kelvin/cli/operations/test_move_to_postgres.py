@@ -126,7 +126,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: t
     assert {each.name for each in tmp_path.iterdir()} == {"made.backup"}
 
 
-def test_nothing_is_backed_up_where_there_is_nothing(tmp_path: Path) -> None:
+def test_missing_database_is_not_backed_up(tmp_path: Path) -> None:
     """A backup without a database is refused and makes no directory. An empty `kelvin.db` is refused too."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
     code, output = kelvin("backup", str(file), "--data", str(data))

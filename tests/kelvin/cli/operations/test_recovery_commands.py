@@ -80,7 +80,7 @@ def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> 
     assert kelvin(*words)[0] == 0
 
 
-def test_a_restore_whose_command_was_killed_still_keeps_others_out(tmp_path: Path) -> None:
+def test_killed_restore_command_leaves_the_lock_held(tmp_path: Path) -> None:
     """The restore runs in a child that outlives the command and keeps the lock, so no `kelvin up` can start."""
     data, source = tmp_path / "data", tmp_path / "source"
     os.mkfifo(source)

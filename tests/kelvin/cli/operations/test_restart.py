@@ -73,7 +73,7 @@ def test_end_of_the_installation_is_told_at_once(tmp_path: Path) -> None:
     assert (done.exit_code, done.output) == (1, "Error: the installation ended before the activator was restarted\n")
 
 
-def test_a_change_that_comes_to_nothing_says_why(tmp_path: Path) -> None:
+def test_failed_restart_says_why(tmp_path: Path) -> None:
     """The supervisor's reason is printed at once. An earlier reason is ignored."""
     (tmp_path / "run").mkdir(mode=0o700)
     (tmp_path / "run" / "succession").write_text("an earlier one\n")

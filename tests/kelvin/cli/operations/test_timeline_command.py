@@ -31,7 +31,7 @@ def test_timeline_says_why_no_replica_came() -> None:
     assert "no replica came" not in _printed(WARM)
 
 
-def test_timeline_calls_a_request_warm_only_if_a_replica_was_given_it() -> None:
+def test_request_without_a_replica_is_not_called_warm() -> None:
     """A request that was refused earlier was neither cold nor warm."""
     refused = msgspec.structs.replace(WARM, cold=False)
     assert _printed(refused).splitlines()[0].endswith("  reached no replica")
@@ -62,7 +62,7 @@ def test_the_picture_ends_with_the_first_token() -> None:
     assert last.split() == ["done", "900.0", "ms", "after", "that"]
 
 
-def test_no_stamps_are_said_to_be_none() -> None:
+def test_timeline_without_stamps_says_so() -> None:
     assert draw_waterfall([]) == "(no stages were stamped)"
 
 
@@ -103,7 +103,7 @@ def test_timeline_without_a_floor_is_printed(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("no floor: the size of the model is told to keys with the scope")
 
 
-def test_what_is_no_report_is_named(tmp_path: Path) -> None:
+def test_invalid_floor_report_is_named(tmp_path: Path) -> None:
     """The error names the file and the rule."""
     (tmp_path / "x.json").write_text('{"rows": 3}')
     with pytest.raises(BadReport, match="is not a report"):

@@ -78,14 +78,14 @@ def test_billing_table_groups_digits_and_names_currency() -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "csv"])
-def test_a_bill_of_before_says_nothing_of_what_was_less(form: str) -> None:
+def test_bill_of_an_older_program_shows_no_degraded_requests(form: str) -> None:
     """A month closed before degraded requests were counted has no such rows."""
     result, _ = run(msgspec.structs.replace(GOOD, degraded=msgspec.UNSET), "--format", form)
     assert result.exit_code == 0
     assert "cap-output" not in result.output
 
 
-def test_json_is_the_answer_as_it_is() -> None:
+def test_json_output_is_the_unchanged_response() -> None:
     """The response is printed unchanged."""
     result, _ = run(GOOD, "--format", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, json.loads(encode(GOOD)))

@@ -113,7 +113,7 @@ def test_accounts_that_differ_are_exit_code_2() -> None:
         assert text in result.output
 
 
-def test_json_is_the_answer_as_it_is() -> None:
+def test_json_output_is_the_unchanged_response() -> None:
     """The response is printed unchanged, with the same exit code."""
     result, _ = run(DIFFERS, "reconcile", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (2, json.loads(encode(DIFFERS)))
