@@ -13,14 +13,13 @@ from controlplane.knative.policy.knative_service import (
     IMAGE_RULE,
     NODE_SELECTOR,
     PRIORITY,
-    STORE_RULE,
     TIMEOUT_S,
     TOLERATIONS,
     ZERO_INITIAL_SCALE,
     ClusterSpec,
     ControlEndpoints,
-    is_cluster_store,
     is_image,
+    parse_cluster_store,
 )
 from controlplane.knative.policy.pod_placement import PoolingRule, PoolSpec
 from controlplane.knative.pools.pool_controller import PoolSettings
@@ -91,8 +90,10 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     )
     if not is_image(pods.image):
         raise BadSetting("KELVIN_CLUSTER_IMAGE", pods.image, IMAGE_RULE)
-    if not is_cluster_store(pods.store_url):
-        raise BadSetting("KELVIN_CLUSTER_STORE", pods.store_url, STORE_RULE)
+    try:
+        parse_cluster_store(pods.store_url)
+    except BadSetting as bad:
+        raise BadSetting("KELVIN_CLUSTER_STORE", bad.shown_value, bad.rule) from None
     if pods.verify != "off" and pods.trust is None:
         rule = f"is required with KELVIN_VERIFY={pods.verify}: a config map of trust roots in each tenant's namespace"
         raise BadSetting("KELVIN_CLUSTER_TRUST", "", rule)

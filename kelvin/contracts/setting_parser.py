@@ -12,10 +12,11 @@ _CREDENTIALS: Final = re.compile(r"://\S*@")  # credentials in a URL; a secret m
 
 
 class BadSetting(ValueError):
-    """A setting breaks its rule. The text has name, rule and the value's beginning, without a URL's credentials."""
+    """A setting breaks its `rule`. `shown_value` is the value's beginning, without a URL's credentials."""
 
     def __init__(self, name: str, value: str, rule: str) -> None:
-        super().__init__(f"{name}={_CREDENTIALS.sub('://…@', value)[:MAX_SHOWN_CHARACTERS]}: {rule}")
+        self.shown_value, self.rule = _CREDENTIALS.sub("://…@", value)[:MAX_SHOWN_CHARACTERS], rule
+        super().__init__(f"{name}={self.shown_value}: {rule}")
 
 
 def text(env: Mapping[str, str], name: str, default: str | None = None) -> str:

@@ -15,8 +15,10 @@ from typing import Any, Final
 from controlplane.knative.policy.object_labels import MODEL, RENDERING, RUNTIME, STREAMS, TENANT, VERSION
 from controlplane.scaling.policy.kpa import TARGET_MIN
 from controlplane.scaling.policy.windows import AverageKind
+from kelvin.blobstore.s3_location import S3Location, parse_s3_url
 from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.names import require_dns_label
+from kelvin.contracts.setting_parser import BadSetting
 
 PORT: Final = 8080
 DATA: Final = "/var/lib/kelvin"
@@ -56,7 +58,6 @@ ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # in config-autoscaler: 
 
 _Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
-_CLUSTER_STORE: Final = re.compile(r"s3://[a-z0-9.-]+(?:[/?]|$)")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -130,11 +131,14 @@ class ClusterSpec:
     notice_s: int | None = None  # seconds between a node's notice and its end; None: as long as a pod has
 
 
-def is_cluster_store(url: str) -> bool:
-    """Return whether pods can reach a store there. A file store is a directory of one machine. A URL with credentials
-    would show them in each Service, and pods refuse it.
+def parse_cluster_store(url: str) -> S3Location:
+    """Parse the URL of a store that pods can reach. Raises BadSetting, which shows no secrets.
+
+    A file store is a directory of one machine. Credentials in a URL would show in each Service.
     """
-    return _CLUSTER_STORE.match(url) is not None
+    if not url.startswith("s3://"):
+        raise BadSetting("store", url.partition("?")[0], STORE_RULE)
+    return parse_s3_url(url)
 
 
 def is_image(name: str) -> bool:

@@ -8,12 +8,13 @@ An operator creates the namespace: the control plane may neither create one nor 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
-from controlplane.knative.policy.knative_service import STORE_RULE, ClusterSpec, is_cluster_store
+from controlplane.knative.policy.knative_service import ClusterSpec, parse_cluster_store
 from controlplane.knative.policy.object_labels import PART_OF, RUNTIME, TENANT
 from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.names import require_dns_label
+from kelvin.contracts.setting_parser import BadSetting
 from kelvin.contracts.traffic_errors import StartFailed
 
 Json = dict[str, Any]
@@ -116,15 +117,12 @@ def opens_replicas(policy: Mapping[str, Any]) -> bool:
 
 
 def store_port(url: str | None) -> int:
-    """Return the port of a store's URL; 443 if it names none. Raises `Refused(InvalidRequest)`."""
-    if url and not is_cluster_store(url):
-        raise Refused(InvalidRequest("store", url[:80], STORE_RULE))
+    """Return the port of a store's URL; 443 if it names none. Raises Refused(InvalidRequest), without any secret."""
     try:
-        endpoint = dict(parse_qsl(urlsplit(url or "").query)).get("endpoint", "")
-        parts = urlsplit(endpoint)
-        return parts.port or (80 if parts.scheme == "http" else STORE_PORT)
-    except ValueError as error:
-        raise Refused(InvalidRequest("store", str(url)[:80], str(error))) from error
+        endpoint = urlsplit((parse_cluster_store(url).endpoint or "") if url else "")
+    except BadSetting as bad:
+        raise Refused(InvalidRequest("store", bad.shown_value, bad.rule)) from None
+    return endpoint.port or (80 if endpoint.scheme == "http" else STORE_PORT)
 
 
 def render_namespace(

@@ -11,13 +11,12 @@ import click
 from controlplane.knative.policy.knative_service import (
     FEATURES,
     IMAGE_RULE,
-    STORE_RULE,
     TIMEOUT_S,
     ClusterSpec,
     ControlEndpoints,
     PodVersion,
-    is_cluster_store,
     is_image,
+    parse_cluster_store,
     render_service,
 )
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements, render_namespace, store_port
@@ -26,12 +25,15 @@ from kelvin.cli.artifacts.push_client import open_client, raise_for_failure
 from kelvin.cli.base.api_client import decode_json_object
 from kelvin.cli.operations.pod_commands import device_class_option
 from kelvin.contracts.names import is_digest, require_dns_label
+from kelvin.contracts.setting_parser import BadSetting
 from kelvin.doctor.configuration_policy import DEFAULTS
 
 
 def _store_option(context: click.Context, param: click.Parameter, value: str) -> str:
-    if not is_cluster_store(value):
-        raise click.BadParameter(f"{value!r}: {STORE_RULE}")
+    try:
+        parse_cluster_store(value)
+    except BadSetting as bad:
+        raise click.BadParameter(f"{bad.shown_value!r}: {bad.rule}") from None
     return value
 
 

@@ -122,6 +122,11 @@ def test_all_cluster_settings_are_rendered() -> None:
             "KELVIN_CLUSTER_STORE=s3://…@models/prod: must be s3://BUCKET/PREFIX",
             id="a store with credentials",
         ),
+        pytest.param(
+            {"KELVIN_CLUSTER_STORE": "s3://models/prod?secret=sesame"},
+            "KELVIN_CLUSTER_STORE=s3://models/prod: takes each of",
+            id="a store that pods would refuse",
+        ),
         pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="an invalid namespace"),
         pytest.param({"KELVIN_CLUSTER_POD": "One"}, "must be the name of this process's own pod", id="a pod"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),

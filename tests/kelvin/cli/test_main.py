@@ -136,7 +136,7 @@ def test_redirect_is_no_success(data: Path, monkeypatch: pytest.MonkeyPatch, wor
     [
         pytest.param(("show", "m"), id="show"),
         pytest.param(("export", "m", "/nowhere/x"), id="export"),
-        pytest.param(("models", "render", "m", "--image", "i", "--store", "s3://m"), id="render"),
+        pytest.param(("models", "render", "m", "--image", "i", "--store", "s3://models"), id="render"),
         pytest.param(("collect", "--run"), id="collect"),
     ],
 )

@@ -19,7 +19,7 @@ MODEL = {"aliases": {"prod": VERSION}, "versions": [{"version": VERSION}]}
 
 def rendered(reference: str, *answers: httpx.Response) -> Result:
     """Run the command with this reference."""
-    words = [reference, "--image", "i", "--store", "s3://m"]
+    words = [reference, "--image", "i", "--store", "s3://models"]
     return CliRunner().invoke(render_commands.render_command, words, obj=installation_answering(*answers))
 
 
@@ -42,11 +42,22 @@ def test_store_that_pods_cannot_reach_is_refused() -> None:
     assert namespace.exception.failure == InvalidRequest("store", "file:///x", STORE_RULE)
 
 
+@pytest.mark.parametrize("url", ["s3://key:sesame@models/prod", "s3://models?secret=sesame", "http://key:sesame@x"])
+def test_refused_store_shows_no_credentials(url: str) -> None:
+    """Both render commands refuse a store's URL with credentials, and repeat none of them."""
+    words = ["m", "--image", "i", "--store", url]
+    done = CliRunner().invoke(render_commands.render_command, words, obj=installation_answering())
+    namespace = CliRunner().invoke(cluster_group, ["tenant", "acme", "--store", url])
+    assert done.exit_code == 2
+    assert isinstance(namespace.exception, Refused)
+    assert "sesame" not in done.output + namespace.output + str(namespace.exception)
+
+
 @pytest.mark.parametrize("image", ["", "registry.example/kelvin@sha256:…", "a b"])
 def test_name_that_no_image_has_is_refused(image: str) -> None:
     """An invalid image name, such as the dots of an example, is refused before any request."""
     done = CliRunner().invoke(
-        render_commands.render_command, ["m", "--image", image, "--store", "s3://m"], obj=installation_answering()
+        render_commands.render_command, ["m", "--image", image, "--store", "s3://models"], obj=installation_answering()
     )
     assert done.exit_code == 2
     assert f"{image!r}: {IMAGE_RULE}" in " ".join(done.output.split())
