@@ -41,7 +41,7 @@ from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest, registration
 from tests.controlplane.control_plane_server import ControlPlaneClient, feed, program
 from tests.controlplane.health_probe import probing
-from tests.controlplane.knative.cluster_world import differing_paths
+from tests.controlplane.knative.fake_cluster import differing_paths
 from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
 from tests.eventually import eventually
 

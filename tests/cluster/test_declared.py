@@ -98,9 +98,7 @@ async def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative
             await eventually(lambda: scale_of(knative, "a", word) is None, "no annotation")
 
 
-async def test_a_backlog_is_declared_and_activators_hear_of_it(
-    declaring: ApiServer, knative: FakeKnative, tmp_path: Path
-) -> None:
+async def test_declared_backlog_reaches_activators(declaring: ApiServer, knative: FakeKnative, tmp_path: Path) -> None:
     """Activators get the backlog setting by the feed. The Service does not change."""
     with running(tmp_path):
         async with inside(tmp_path) as client, feed(client) as reader:

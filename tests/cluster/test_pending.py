@@ -137,7 +137,7 @@ async def test_a_replica_without_a_node_is_counted_and_foretold(knative: FakeKna
         assert 60 + START_GUESS_S - 10 - forecast_row.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
 
 
-async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: FakeKnative, tmp_path: Path) -> None:
+async def test_waiting_requests_get_a_node_forecast(knative: FakeKnative, tmp_path: Path) -> None:
     """A revision without a node has not failed. Control: one with a missing image has."""
     async with scene(knative, tmp_path) as it:
         it.pod("one", unscheduled())

@@ -105,7 +105,7 @@ class LocalMachine:
     actuator: LocalActuator
     jobs: JobRunner
     adopter: Adopter
-    news: RecordingListener
+    listener: RecordingListener
 
     def apply(self, key: VersionKey, replicas: int) -> int:
         """Request replicas as the autoscaler does. Return the time of the request in monotonic microseconds."""
@@ -146,7 +146,7 @@ async def local(
     """
     before = len(os.listdir("/proc/self/fd"))
     with closing(SocketDirectory(run.path)) as directory:
-        feed, table, clock, news = FeedHub(), ReplicaTable(slots), SystemClock(), RecordingListener()
+        feed, table, clock, listener = FeedHub(), ReplicaTable(slots), SystemClock(), RecordingListener()
         tasks = Tasks()
         zygote = ZygoteClient(directory)
         fleet = Fleet(directory, zygote, table, clock, tasks)
@@ -154,7 +154,7 @@ async def local(
         wish = sizing or PoolSizing(minimum=standbys, maximum=standbys, target=0.99, share=0.0, budget_bytes=1 << 40)
         pool = StandbyPool(fleet, wish, Footprints(fleet, lambda: zygote.pid), cores)
         actuator = LocalActuator(fleet, pool, feed, CpuShare(2, 1, 64 << 20), drain_s, term_s)
-        actuator.add_listener(news)
+        actuator.add_listener(listener)
         try:
             async with tasks:
                 adopter = Adopter(directory, fleet, pool, actuator, feed, known)
@@ -162,7 +162,7 @@ async def local(
                 pool.balance()
                 tasks.start(pool.run(), "standbys")
                 it = LocalMachine(
-                    run, feed, table, fleet, pool, actuator, build_job_runner(fleet, pool, feed), adopter, news
+                    run, feed, table, fleet, pool, actuator, build_job_runner(fleet, pool, feed), adopter, listener
                 )
                 yield it
                 it.check_integrity()

@@ -35,7 +35,7 @@ async def check_replaced(it: LocalMachine, model: str) -> None:
     it.apply(key(model), 1)
     await it.wait_until_ready(key(model))
     assert len(it.run.calls(f"bind:{model}")) == 2
-    assert it.news.failures == []
+    assert it.listener.failures == []
 
 
 async def test_unresponsive_replica_ends_after_its_drain_time(run: RunDirectory) -> None:

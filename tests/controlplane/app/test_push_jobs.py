@@ -31,7 +31,7 @@ async def test_each_job_has_a_process_of_its_own(run: RunDirectory) -> None:
         it.apply(key(), 1)
         await it.wait_until_ready(key())
         assert run.calls("bind:m")[0][0] not in (gate, seal)
-        assert it.news.deaths == [], "a job's process is no replica"
+        assert it.listener.deaths == [], "a job's process is no replica"
 
 
 async def test_cancelled_job_ends_its_standby(run: RunDirectory) -> None:

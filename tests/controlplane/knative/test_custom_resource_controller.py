@@ -33,7 +33,7 @@ from kelvin.contracts.errors import InvalidRequest, Refused, Unavailable
 from kelvin.contracts.numbers import MAX_LIMIT
 from kelvin.contracts.serving.control_messages import Stats
 from tests.controlplane.builders import BY, NOW_S, digest, registration
-from tests.controlplane.knative.cluster_world import FakeCluster
+from tests.controlplane.knative.fake_cluster import FakeCluster
 from tests.controlplane.virtual_time import settle
 
 A, B = digest("a"), digest("b")
@@ -391,7 +391,7 @@ async def test_deleted_object_is_not_recreated(tmp_path: Path) -> None:
         assert name not in w.cluster.objects
 
 
-async def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+async def test_unreadable_object_affects_no_other(tmp_path: Path) -> None:
     """Its mirrors stay as they are. Other models are applied and mirrored."""
 
     async with world(tmp_path) as w:
@@ -466,7 +466,7 @@ class _Stores:
         self.asked["tenants"] += 1
 
 
-async def test_other_work_runs_while_many_objects_are_looked_at() -> None:
+async def test_pass_over_many_objects_lets_other_work_run() -> None:
     """A pass over thousands of objects must not block the loop: at most 100 of each kind are handled per turn."""
     cluster, stores, many = FakeCluster(), _Stores(), 250
     for number in range(many):

@@ -20,8 +20,7 @@ from kelvin.contracts.accounting.spending import SpendingRow, TokenPrices
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.control_messages import Feed, ReplicaRow, TenantLimits, TenantRow
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key
-from tests.controlplane.knative.cluster_world import running_loop
-from tests.controlplane.knative.plane_world import (
+from tests.controlplane.knative.controller_fixture import (
     CLUSTER,
     NAMESPACE,
     OVERLAP_S,
@@ -31,6 +30,7 @@ from tests.controlplane.knative.plane_world import (
     create_controller,
     running_controller,
 )
+from tests.controlplane.knative.fake_cluster import running_loop
 from tests.controlplane.virtual_time import VirtualClock
 
 
@@ -135,13 +135,15 @@ async def test_service_of_another_installation_is_left_alone(tmp_path: Path) -> 
         assert it.cluster.calls == []
         assert it.cluster.objects[at("a")]["metadata"]["annotations"] == theirs["metadata"]["annotations"]
         assert (it.feed.snapshot().revisions, it.feed.snapshot().replicas) == ((), ())
-        told = [row for line in await it.read_feed() for row in line.failures]
-        assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
-        assert it.plane.refusals()["Foreign"] == 1
+        failures = [row for line in await it.read_feed() for row in line.failures]
+        assert [row.message for row in failures] == [
+            "no replica could be started: the cluster does not take its Service"
+        ]
+        assert it.controller.refusals()["Foreign"] == 1
         it.cluster.remove(at("a"))
         await it.let_pass(10.0)
         assert it.cluster.calls == [("apply", at("a"))]
-        assert it.plane.refusals()["Foreign"] == 0
+        assert it.controller.refusals()["Foreign"] == 0
 
 
 CONTROLLED = replace(
@@ -167,7 +169,7 @@ async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
 
     async with running_controller(tmp_path, FakeKnativeCluster("another"), spec=CONTROLLED) as it:
         await it.register("a")
-        push = await it.plane.find_start_obstacle(TENANT)
+        push = await it.controller.find_start_obstacle(TENANT)
         assert push is not None
         assert push.reason == "refused_object"
         assert f"the namespace {NAMESPACE} does not exist; " in push.message
@@ -195,10 +197,10 @@ async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
         assert it.cluster.services() == {at("a").name}
         assert it.outcomes.problem(key()) is None
         assert it.feed.snapshot().start_problems == ()
-        assert await it.plane.find_start_obstacle(TENANT) is None
+        assert await it.controller.find_start_obstacle(TENANT) is None
 
 
-async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None:
+async def test_unreadable_namespace_labels_count_as_none() -> None:
     """Nothing starts there. The check raises nothing, since that would end the pass over all versions."""
     clock, cluster = VirtualClock(), FakeKnativeCluster("acme")
     namespace = next(ref for ref in cluster.objects if ref.kind == "Namespace")
@@ -213,7 +215,7 @@ async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None
         assert "the label kelvin.dev/tenant=acme" in failure.message
 
 
-async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> None:
+async def test_namespace_deleted_during_a_probe_ends_no_watch() -> None:
     """The other namespace is known after its probe, and nothing is listed again."""
     clock, cluster = VirtualClock(), FakeKnativeCluster("acme", "beta")
     secret = Ref("v1", "Secret", "kelvin-acme", "s")
@@ -235,7 +237,7 @@ async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> 
         assert len(cluster.open_watches) == 2
 
 
-async def test_namespace_that_a_caller_waits_for_is_probed() -> None:
+async def test_namespace_of_a_waiting_caller_is_probed() -> None:
     """A pass over the versions, none of which uses the namespace, does not drop the probe."""
     clock, cluster = VirtualClock(), FakeKnativeCluster("acme", "beta")
     spaces = TenantNamespaces(cluster, NamespaceRequirements(secrets=("s",)), clock, lambda: None)
@@ -291,7 +293,7 @@ async def test_old_version_keeps_its_service_until_new_one_is_ready(tmp_path: Pa
         it.cluster.set_ready("a")
         await it.deploy("b")
         assert it.cluster.services() == {at("a").name, at("b").name}
-        it.cluster.says(at("b"), latestCreatedRevisionName="x-00001")
+        it.cluster.set_status(at("b"), latestCreatedRevisionName="x-00001")
         await it.let_pass()
         assert it.cluster.services() == {at("a").name, at("b").name}
         it.cluster.set_ready("b")
@@ -366,7 +368,7 @@ async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) ->
     async with running_controller(tmp_path, devices=4) as it:
         await it.register("a")
         model = it.registry.model(TENANT, "m")
-        it.plane.check_scale(model, ScaleSettings(min=4, max=8))
+        it.controller.check_scale(model, ScaleSettings(min=4, max=8))
         it.feed.publish(Feed(tenants=(TenantRow(tenant="other", suspended=False),)))
         row = ReplicaRow(
             runtime_id="r", tenant="other", model="x", version=digest("a"), address="", max_streams=1, draining=False,
@@ -374,14 +376,14 @@ async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) ->
         )  # fmt: skip
         it.table.upsert(row)
         with pytest.raises(Refused, match="must be 2 or less: your tenant's share of 4 device slots is 2"):
-            it.plane.check_scale(model, ScaleSettings(min=3, max=8))
+            it.controller.check_scale(model, ScaleSettings(min=3, max=8))
 
 
 async def test_failed_start_fails_waiting_requests_once(tmp_path: Path) -> None:
     """Requests get one failure in our own words, and the status has the last attempt. A ready pod clears it."""
     async with running_controller(tmp_path) as it:
         await it.register("a")
-        it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
+        it.cluster.set_status(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
         await it.let_pass()
         await it.read_feed()
         for _ in range(3):
@@ -430,7 +432,7 @@ async def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> No
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     async with running_controller(tmp_path) as it:
         await it.register("a")
-        it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
+        it.cluster.set_status(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
         await it.let_pass()
         for waiting, conditions, code, want in (
             ("", (unschedulable | {"lastTransitionTime": "2026-11-20T10:00:00Z"},), 0, "no_room"),
@@ -470,13 +472,13 @@ async def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path)
 async def test_start_problem_ends_if_its_pod_went_between_two_terms(tmp_path: Path) -> None:
     """Another process led meanwhile, and the pod is gone when this one leads again."""
     async with create_controller(tmp_path) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.register("a")
             pod_of(it, "CrashLoopBackOff", code=137)
             await it.let_pass()
             assert problem(it) == "crash_loop"
         it.cluster.remove(Ref("v1", "Pod", NAMESPACE, "one"))
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.let_pass(30.0)
             assert problem(it) is None
 
@@ -484,17 +486,17 @@ async def test_start_problem_ends_if_its_pod_went_between_two_terms(tmp_path: Pa
 async def test_start_problem_ends_if_its_reason_went_between_terms(tmp_path: Path) -> None:
     """This holds without a pod, too: the namespace exists by now, or the cluster accepts the Service."""
     async with create_controller(tmp_path, FakeKnativeCluster("another"), spec=CONTROLLED) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.register("a")
             await it.let_pass()
             assert problem(it) == "refused_object"
         it.cluster.create_namespace("default", SECRETS)
         it.cluster.refuse[at("a")] = deque([Invalid("no")] * 100)
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.let_pass(6.0)
             assert problem(it) == "refused_object"
         it.cluster.refuse.clear()
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.let_pass(6.0)
             assert it.cluster.services() == {at("a").name}
             assert problem(it) is None
@@ -507,14 +509,16 @@ async def test_refused_service_fails_waiting_requests_once(tmp_path: Path) -> No
         await it.register("a")
         for _ in range(5):
             await it.let_pass(2.0)
-        told = [row for line in await it.read_feed() for row in line.failures]
-        assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
-        assert it.plane.refusals()["Invalid"] == 1
+        failures = [row for line in await it.read_feed() for row in line.failures]
+        assert [row.message for row in failures] == [
+            "no replica could be started: the cluster does not take its Service"
+        ]
+        assert it.controller.refusals()["Invalid"] == 1
         assert problem(it) == "refused_object"
         await it.let_pass(400.0)
         assert problem(it) is None, "the cluster accepted it in the end"
         assert it.cluster.services() == {at("a").name}
-        assert it.plane.refusals()["Invalid"] == 0
+        assert it.controller.refusals()["Invalid"] == 0
 
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["it is away for a moment", "it is away for long"])
@@ -554,7 +558,7 @@ async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
     """
     cluster, clock = FakeKnativeCluster(), VirtualClock()
     async with create_controller(tmp_path, cluster, clock) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.register("a")
             cluster.set_ready("a")
             cluster.pods("a", one=True)
@@ -562,8 +566,8 @@ async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
         await it.register("b")  # no loop runs, so nothing is written
         await it.deploy("b")
         assert cluster.services() == {at("a").name}
-    async with create_controller(tmp_path, cluster, clock) as it, running_loop(it.plane):
-        await asyncio.wait_for(it.plane.synced.wait(), 10)
+    async with create_controller(tmp_path, cluster, clock) as it, running_loop(it.controller):
+        await asyncio.wait_for(it.controller.synced.wait(), 10)
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
         await it.let_pass()
         assert cluster.services() == {at("a").name, at("b").name}
@@ -573,7 +577,7 @@ async def test_takeover_keeps_services_and_replicas(tmp_path: Path) -> None:
 async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
     """The old version of a deploy goes only after a stable window, when activators have reported."""
     async with create_controller(tmp_path) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.register("a")
             it.cluster.set_ready("a")
             it.cluster.pods("a", one=True)
@@ -582,7 +586,7 @@ async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) ->
             it.cluster.set_ready("b")
             await it.let_pass()
             assert it.cluster.services() == {at("a").name, at("b").name}
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.let_pass(50)
             assert it.cluster.services() == {at("a").name, at("b").name}
             await it.let_pass(20)
@@ -600,7 +604,7 @@ async def test_new_leader_starts_no_overlap(tmp_path: Path) -> None:
             return self._now_us
 
     async with create_controller(tmp_path, clock=AdvancingClock()) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             for letter in ("a", "b"):
                 await it.register(letter)
             weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
@@ -610,8 +614,8 @@ async def test_new_leader_starts_no_overlap(tmp_path: Path) -> None:
                 it.cluster.set_ready(letter)
             await it.let_pass(2 * OVERLAP_S)
             assert it.feed.snapshot().models[0].meanwhile == {}
-        async with running_loop(it.plane):
-            await asyncio.wait_for(it.plane.synced.wait(), 10)
+        async with running_loop(it.controller):
+            await asyncio.wait_for(it.controller.synced.wait(), 10)
             for _ in range(3):
                 assert it.feed.snapshot().models[0].meanwhile == {}
                 await it.let_pass(1.0)
@@ -622,7 +626,7 @@ async def test_second_term_starts_from_current_objects(tmp_path: Path) -> None:
     unset until all is seen.
     """
     async with create_controller(tmp_path) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.register("a")
             it.cluster.set_ready("a")
             it.cluster.pods("a", one=True)
@@ -631,13 +635,13 @@ async def test_second_term_starts_from_current_objects(tmp_path: Path) -> None:
         await it.registry.delete_model(BY, TENANT, "m", NOW_S, it.table.is_present, force=True)
         it.cluster.objects.clear()
         it.cluster.calls.clear()
-        it.cluster.told.clear()
-        async with running_loop(it.plane):
+        it.cluster.watches_deliver.clear()
+        async with running_loop(it.controller):
             await it.let_pass()
-            assert not it.plane.synced.is_set()
-            it.cluster.told.set()
+            assert not it.controller.synced.is_set()
+            it.cluster.watches_deliver.set()
             await it.let_pass(10.0)
-            assert it.plane.synced.is_set()
+            assert it.controller.synced.is_set()
             assert it.cluster.calls == []
             snapshot = it.feed.snapshot()
             assert (snapshot.revisions, snapshot.replicas, len(tuple(it.table))) == ((), (), 0)
@@ -646,7 +650,7 @@ async def test_second_term_starts_from_current_objects(tmp_path: Path) -> None:
 async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """All six watches are closed."""
     async with create_controller(tmp_path) as it:
-        running_loop = asyncio.create_task(it.plane.run())
+        running_loop = asyncio.create_task(it.controller.run())
         await it.let_pass()
         assert len(it.cluster.open_watches) == 6
         for kind, changes in it.cluster.open_watches:
@@ -661,12 +665,12 @@ async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
 async def test_defect_removes_no_replica_from_the_feed(tmp_path: Path) -> None:
     """Replicas stay in the feed until all objects are seen again. Those that went meanwhile leave then."""
     async with create_controller(tmp_path) as it:
-        first = asyncio.create_task(it.plane.run())
+        first = asyncio.create_task(it.controller.run())
         await it.let_pass()
         for model in ("m", "n"):
             await it.register(model=model)
             name = f"{at('a', model).name}-00001"
-            it.cluster.says(at("a", model), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
+            it.cluster.set_status(at("a", model), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
         it.cluster.pods("a", stays=True)
         it.cluster.pods("a", model="n", goes=True)
         await it.let_pass()
@@ -677,11 +681,11 @@ async def test_defect_removes_no_replica_from_the_feed(tmp_path: Path) -> None:
             await first
         it.cluster.remove(at("a", "n"))
         it.cluster.remove(Ref("discovery.k8s.io/v1", "EndpointSlice", NAMESPACE, f"{name}-private-x"))
-        it.cluster.told.clear()
-        async with running_loop(it.plane):
+        it.cluster.watches_deliver.clear()
+        async with running_loop(it.controller):
             await it.let_pass()
             assert {row.runtime_id for row in it.feed.snapshot().replicas} == {"stays", "goes"}
-            it.cluster.told.set()
+            it.cluster.watches_deliver.set()
             await it.let_pass()
-            assert it.plane.synced.is_set()
+            assert it.controller.synced.is_set()
             assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["stays"]

@@ -48,7 +48,7 @@ def problems(feed: FeedHub) -> dict[tuple[str, str, str], StartProblem]:
     return {(row.tenant, row.model, row.version): row.problem for row in feed.snapshot().start_problems}
 
 
-async def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Path) -> None:
+async def test_start_problem_lasts_until_a_replica_serves(tmp_path: Path) -> None:
     """A failed start is shown with its code and message. The first ready replica removes it from both places."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
@@ -75,7 +75,7 @@ async def test_status_says_why_a_version_is_behind(tmp_path: Path) -> None:
         assert encode(shown).endswith(b',"image_behind":' + expected + b"}")
 
 
-async def test_start_problem_of_a_version_that_was_deleted_is_published_again(tmp_path: Path) -> None:
+async def test_start_problem_is_published_again_after_a_deletion(tmp_path: Path) -> None:
     """The version is deleted, pushed again, and fails to start for the same reason."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, registry):
@@ -89,7 +89,7 @@ async def test_start_problem_of_a_version_that_was_deleted_is_published_again(tm
         assert problems(feed)[VERSION] == outcomes.problem(key())
 
 
-async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Path) -> None:
+async def test_crash_loop_names_the_last_exit_status(tmp_path: Path) -> None:
     """The lifetime record may arrive before or after the start is given up."""
 
     async with outcomes_of(tmp_path) as (outcomes, feed, _):

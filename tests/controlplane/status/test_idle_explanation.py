@@ -10,7 +10,13 @@ from controlplane.scaling.policy.replica_lifecycle import ReplicaState
 from controlplane.scaling.replicas import Replica, ReplicaTable
 from controlplane.scaling.warmth.warmth_cost import WarmthCost
 from controlplane.status.idle_explanation import explain_idle
-from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, wake_version, world
+from tests.controlplane.scaling.autoscaler_fixture import (
+    FAST,
+    AutoscalerScenario,
+    replace_scale,
+    running_autoscaler,
+    wake_version,
+)
 
 
 def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
@@ -28,7 +34,7 @@ def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
 @pytest.mark.parametrize("least", [0, 1])
 async def test_version_without_a_name_goes_to_zero(idle: str, minimum: int) -> None:
     """A model's idle setting and minimum apply only to versions with an alias or a split."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle=idle, min=minimum))
         await wake_version(w, which)
         w.catalogue.deploy("m", "b")
@@ -39,7 +45,7 @@ async def test_version_without_a_name_goes_to_zero(idle: str, minimum: int) -> N
 
 async def test_minimum_that_does_not_hold_keeps_nothing() -> None:
     """A stopped version's minimum does not hold until the next request. Control: before the stop it does."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         await wake_version(w, which)
         assert _next(w, which) is None

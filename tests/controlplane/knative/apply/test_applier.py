@@ -20,7 +20,7 @@ from controlplane.knative.apply.cluster import Busy, Invalid, Json, Ref, Unreach
 from controlplane.knative.policy import apply_steps as policy
 from controlplane.knative.policy.apply_steps import CHECK_S, Refusal, with_digest
 from controlplane.knative.policy.object_labels import APPLIED
-from tests.controlplane.knative.cluster_world import HERE, SERVICE, THERE, FakeCluster, M, running_applier, service
+from tests.controlplane.knative.fake_cluster import HERE, SERVICE, THERE, FakeCluster, M, running_applier, service
 from tests.controlplane.virtual_time import VirtualClock
 
 IMAGE = ("spec", "template", "spec", "containers", 0, "image")

@@ -10,9 +10,9 @@ from controlplane.knative.apply.applier import Applier
 from controlplane.knative.apply.cluster import Ref
 from controlplane.knative.apply.kubernetes_client import KubernetesCluster
 from tests.cluster.kube_api.api_server import ApiServer
-from tests.controlplane.knative.cluster_ground import NAMESPACE, open_test_client, rendered_service
-from tests.controlplane.knative.cluster_ground import server as server
-from tests.controlplane.knative.cluster_world import SERVICE, running_loop
+from tests.controlplane.knative.api_server_fixture import NAMESPACE, open_test_client, rendered_service
+from tests.controlplane.knative.api_server_fixture import server as server
+from tests.controlplane.knative.fake_cluster import SERVICE, running_loop
 from tests.eventually import eventually
 
 

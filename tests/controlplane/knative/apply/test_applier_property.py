@@ -12,7 +12,7 @@ from controlplane.knative.apply.applier import Applier
 from controlplane.knative.apply.cluster import Busy, Invalid, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.policy.apply_steps import CHECK_S, owner_of, with_digest
 from controlplane.knative.policy.object_labels import APPLIED
-from tests.controlplane.knative.cluster_world import HERE, SERVICE, THERE, FakeCluster, differing_paths, service
+from tests.controlplane.knative.fake_cluster import HERE, SERVICE, THERE, FakeCluster, differing_paths, service
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c", "d")

@@ -14,14 +14,14 @@ from controlplane.app.leader_election import LeaderElection
 from controlplane.knative.apply.cluster import ApiFailure, Busy, Invalid, Json, Missing, Ref, Unreachable, WriteConflict
 from tests.cluster.kube_api.api_server import ApiServer, Fault
 from tests.controlplane.app.candidates import stand
-from tests.controlplane.knative.cluster_ground import (
+from tests.controlplane.knative.api_server_fixture import (
     NAMESPACE,
     api_failure,
     config_map,
     open_test_client,
     rendered_service,
 )
-from tests.controlplane.knative.cluster_ground import server as server
+from tests.controlplane.knative.api_server_fixture import server as server
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 

@@ -15,8 +15,14 @@ from controlplane.knative.apply.cluster import Deleted, Synced, Upsert
 from controlplane.knative.apply.transport import Query
 from controlplane.knative.policy.object_labels import OURS_SELECTOR
 from tests.cluster.kube_api.api_server import ApiServer, Fault
-from tests.controlplane.knative.cluster_ground import NAMESPACE, WatchLog, config_map, open_test_client, watch_objects
-from tests.controlplane.knative.cluster_ground import server as server
+from tests.controlplane.knative.api_server_fixture import (
+    NAMESPACE,
+    WatchLog,
+    config_map,
+    open_test_client,
+    watch_objects,
+)
+from tests.controlplane.knative.api_server_fixture import server as server
 from tests.eventually import eventually
 
 

@@ -7,37 +7,37 @@ import pytest
 from controlplane.knative.apply.applier import Applier
 from controlplane.knative.apply.cluster import Change, Deleted, Json, Synced, Upsert
 from controlplane.knative.apply.object_cache import ObjectCache, UidTracker
-from tests.controlplane.knative.cluster_world import SERVICE, FakeCluster, M, running_applier, running_loop, service
+from tests.controlplane.knative.fake_cluster import SERVICE, FakeCluster, M, running_applier, running_loop, service
 from tests.controlplane.virtual_time import VirtualClock
 
 
 async def test_own_writes_are_known_before_the_watch() -> None:
     """The responses count before a slow watch delivers the changes."""
     async with running_applier() as (world, it, clock):
-        world.told.clear()
+        world.watches_deliver.clear()
         it.set_wanted([service("m")])
         await clock.advance(600)
         assert world.calls == [("apply", M)]
         it.set_wanted([])
         await clock.advance(600)
         assert world.calls == [("apply", M), ("delete", M)]
-        world.told.set()
+        world.watches_deliver.set()
         await clock.advance(1)
         assert it.find_observed(M) is None
         assert len(world.calls) == 2
 
 
-async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
+async def test_nothing_is_written_before_the_first_list() -> None:
     """A new control plane must not write ten thousand objects that exist."""
     world, clock = FakeCluster(), VirtualClock()
-    world.told.clear()
+    world.watches_deliver.clear()
     it = Applier(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
     async with running_loop(it):
         await clock.advance(1)
         it.set_wanted([service("m")])
         await clock.advance(600)
         assert world.calls == []
-        world.told.set()
+        world.watches_deliver.set()
         await clock.advance(1)
         assert world.calls == [("apply", M)]
 

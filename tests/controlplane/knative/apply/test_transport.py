@@ -13,8 +13,8 @@ from controlplane.knative.apply.cluster import ClusterError, Denied
 from controlplane.knative.apply.kubernetes_client import kubeconfig, open_cluster, service_account_loader
 from controlplane.knative.apply.transport import Transport
 from tests.cluster.kube_api.api_server import ApiServer, serving
-from tests.controlplane.knative.cluster_ground import NAMESPACE, api_failure, config_map, watch_objects
-from tests.controlplane.knative.cluster_ground import server as server
+from tests.controlplane.knative.api_server_fixture import NAMESPACE, api_failure, config_map, watch_objects
+from tests.controlplane.knative.api_server_fixture import server as server
 from tests.eventually import eventually
 
 

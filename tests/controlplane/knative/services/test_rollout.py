@@ -25,8 +25,7 @@ from controlplane.registry.feed_hub import FeedHub
 from controlplane.tasks import Tasks
 from kelvin.contracts.serving.control_messages import ReplicaRow
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
-from tests.controlplane.knative.cluster_world import running_loop
-from tests.controlplane.knative.plane_world import (
+from tests.controlplane.knative.controller_fixture import (
     CLUSTER,
     NAMESPACE,
     ControllerScenario,
@@ -35,6 +34,7 @@ from tests.controlplane.knative.plane_world import (
     deliver_at_once,
     running_controller,
 )
+from tests.controlplane.knative.fake_cluster import running_loop
 from tests.controlplane.virtual_time import VirtualClock
 
 OLD = replace(CLUSTER, features=frozenset({ZERO_INITIAL_SCALE}))
@@ -143,7 +143,7 @@ async def fleet(path: Path, models: int) -> AsyncIterator[tuple[FakeServices, Le
         @asynccontextmanager
         async def lead(spec: ClusterSpec) -> AsyncIterator[ControllerScenario]:
             scene = ControllerScenario(place, registry, feed, clock, tasks, spec=spec)
-            async with running_loop(scene.plane):
+            async with running_loop(scene.controller):
                 await scene.let_pass(10)
                 yield scene
 
@@ -219,7 +219,7 @@ async def test_all_idle_versions_start_one_pod(tmp_path: Path) -> None:
         assert place.images() == {NEW.image: 9}
 
 
-async def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: Path) -> None:
+async def test_initial_scale_is_omitted_where_not_allowed(tmp_path: Path) -> None:
     """Idle versions then start a pod each, in waves."""
     without = replace(NEW, features=frozenset[str]())
     async with fleet(tmp_path, 9) as (place, lead), lead(without) as scene:
@@ -437,7 +437,7 @@ async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeyp
             assert [ref for name, ref in place.calls if name == "delete"] == [ref_of("m01")]
 
 
-async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
+async def test_refused_canary_is_reported_and_pauses(tmp_path: Path) -> None:
     """The API server may refuse the same of all versions. An unreachable server is not a refusal."""
     async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
@@ -562,7 +562,7 @@ UNREADABLE: list[Callable[[Json], Json]] = [
 
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, ids=["conditions", "status", "template", "annotations", "managers"])
-async def test_service_that_cannot_be_read_costs_only_itself(
+async def test_unreadable_service_affects_no_other(
     unreadable: Callable[[Json], Json], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It stays as it is, and status and log name it. Others get the new image, and it follows once it can be read."""
@@ -600,7 +600,7 @@ async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.Monk
     await scene.let_pass()
     for name in ("bad", "good"):
         ready = f"{ref_of(name).name}-00001"
-        scene.cluster.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
+        scene.cluster.set_status(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
     await scene.let_pass()
 
     def broken(pod: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
@@ -611,7 +611,7 @@ async def serve_bad_and_good(scene: ControllerScenario, monkeypatch: pytest.Monk
     monkeypatch.setattr(wanted_services, "render_service", broken)
 
 
-async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
+async def test_unrenderable_version_keeps_its_service_after_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass ends with an error, and the roll-out continues before the next whole pass."""
@@ -638,7 +638,7 @@ async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
             assert ref_of("bad") in place.objects
 
 
-async def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
+async def test_unrenderable_unreadable_service_affects_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays, and changes of another version are written."""

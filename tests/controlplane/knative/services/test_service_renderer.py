@@ -69,7 +69,7 @@ def test_old_version_keeps_its_service_by_the_rules(it: Model, there: str, ready
     assert _letters(it, there, ready, awake) == want
 
 
-def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_of_one_version_affects_no_other_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that can't be rendered fails alone."""
     good, bad = model(name="good"), model(name="bad")
 

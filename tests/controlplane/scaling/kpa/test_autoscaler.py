@@ -5,13 +5,13 @@ import pytest
 from controlplane.registry.policy.domain import VersionKey
 from kelvin.contracts.serving.control_messages import Stats
 from tests.controlplane.builders import key, stats
-from tests.controlplane.scaling.scaling_world import FAST, replace_scale, wake_version, world
+from tests.controlplane.scaling.autoscaler_fixture import FAST, replace_scale, running_autoscaler, wake_version
 
 
 async def test_request_at_zero_starts_a_replica_at_once() -> None:
     """The start happens while the report is handled, and its spans count from that time."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         now_us = w.clock.monotonic_us()
         w.report(which)
@@ -22,7 +22,7 @@ async def test_request_at_zero_starts_a_replica_at_once() -> None:
 async def test_thousand_requests_at_zero_make_one_start(concurrency: float) -> None:
     """With a maximum of 1 no request starts a second replica, however long the start takes."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         for _ in range(1000):
             w.report(which, concurrency)
@@ -33,7 +33,7 @@ async def test_thousand_requests_at_zero_make_one_start(concurrency: float) -> N
 async def test_uncounted_starts_make_many_replicas() -> None:
     """Negative control: if starting replicas are not counted, every request starts one."""
 
-    async with world(slots=10_000) as w:
+    async with running_autoscaler(slots=10_000) as w:
         which = w.catalogue.add("m", FAST)
         w.actuator.live_count = lambda which: 0  # type: ignore[method-assign]
         for _ in range(1000):
@@ -44,7 +44,7 @@ async def test_uncounted_starts_make_many_replicas() -> None:
 async def test_load_scales_out_up_to_the_maximum() -> None:
     """With 10 streams per replica at 70 %, 35 streams need five replicas. A maximum of 3 gives three."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=8), max_streams=10)
         capped = w.catalogue.add("n", replace_scale(FAST, max=3), max_streams=10)
         for each in (which, capped):
@@ -60,7 +60,7 @@ async def test_load_scales_out_up_to_the_maximum() -> None:
 async def test_idle_version_scales_to_zero_after_window_and_grace() -> None:
     """The stable window and then the grace must pass without a request. One request in between keeps the replica."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=6.0, grace_s=10.0))
         await wake_version(w, which)
         await w.pass_seconds(5, which, 1.0)
@@ -77,7 +77,7 @@ async def test_idle_version_scales_to_zero_after_window_and_grace() -> None:
 async def test_version_under_load_keeps_its_replica() -> None:
     """Ten minutes of steady load keep exactly one replica."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
         for _ in range(600):
@@ -88,7 +88,7 @@ async def test_version_under_load_keeps_its_replica() -> None:
 async def test_start_continues_after_its_caller_leaves() -> None:
     """The start is not cancelled. Its replica scales to zero later because it is idle."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         w.report(which)
         await w.pass_seconds(60)
@@ -101,7 +101,7 @@ async def test_start_continues_after_its_caller_leaves() -> None:
 async def test_failed_start_is_retried_on_request_after_a_second() -> None:
     """Ticks never retry. A request within the second is remembered and starts a replica when the second is over."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         w.report(which)
         w.actuator.fail(which)
@@ -124,7 +124,7 @@ async def test_failed_start_is_retried_on_request_after_a_second() -> None:
 async def test_minimum_is_kept_and_retried() -> None:
     """The minimum is kept without traffic, also after replicas die or fail to start."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=2, max=2))
         await w.pass_seconds(3)
         assert w.actuator.live_count(which) == 2
@@ -145,7 +145,7 @@ async def test_minimum_is_kept_and_retried() -> None:
 async def test_repeated_exits_are_replaced_once_a_second() -> None:
     """A version whose replicas die at once is restarted at most about once per second."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
         began = len(w.actuator.starts)
@@ -163,7 +163,7 @@ async def test_repeated_exits_are_replaced_once_a_second() -> None:
 async def test_unused_versions_cost_nothing() -> None:
     """Of 10,000 models at zero the autoscaler keeps no state. A version that scales to zero is forgotten."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         for number in range(10_000):
             w.catalogue.add(f"m{number}", FAST)
         which = key("m7")
@@ -178,7 +178,7 @@ async def test_unused_versions_cost_nothing() -> None:
 async def test_an_unknown_version_is_ignored() -> None:
     """A report about an unknown version starts nothing and leaves no state."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         w.report(key("unknown"))
         assert w.actuator.starts == []
         assert len(w.scaler._scalers) == 0
@@ -187,7 +187,7 @@ async def test_an_unknown_version_is_ignored() -> None:
 async def test_adopted_replicas_stay_for_a_stable_window() -> None:
     """A restarted autoscaler has no metrics. Replicas stay for the window, then idle ones leave."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4))
         w.actuator.serving[which] = 3
         await w.pass_seconds(5)
@@ -199,7 +199,7 @@ async def test_adopted_replicas_stay_for_a_stable_window() -> None:
 async def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """The loop continues and logs the error."""
 
-    async with world() as w:
+    async with running_autoscaler() as w:
         bad, good = w.catalogue.add("a", replace_scale(FAST, min=1)), w.catalogue.add("b", FAST)
         apply = w.actuator.apply
 
@@ -218,7 +218,7 @@ async def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.L
 async def test_report_of_a_defective_version_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """Later versions of the same report start, and so do versions that wait for a device slot."""
 
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         bad, good = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)
         apply = w.actuator.apply
 

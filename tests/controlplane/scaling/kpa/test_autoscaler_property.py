@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.scaling.kpa.version_scaler import FAILURE_SPACING_S
 from controlplane.scaling.policy.breakeven import Level, LevelChange
-from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, world
+from tests.controlplane.scaling.autoscaler_fixture import FAST, AutoscalerScenario, replace_scale, running_autoscaler
 
 SLOTS = 3
 NAMES = ("a", "b", "c", "d")
@@ -57,8 +57,8 @@ def _check(w: AutoscalerScenario, keys: dict[str, VersionKey], failed_s: dict[Ve
 
 
 async def _play(steps: list[tuple[str, str, float]]) -> None:
-    async with world(SLOTS) as w:
-        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 4.0), LevelChange(Level.ZERO, 20.0))
+    async with running_autoscaler(SLOTS) as w:
+        w.plans.levels = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 4.0), LevelChange(Level.ZERO, 20.0))
         scales = {name: replace_scale(FAST, max=MAXIMA[name], idle=IDLE[name]) for name in NAMES}
         keys = {name: w.catalogue.add(name, scale) for name, scale in scales.items()}
         failed_s: dict[VersionKey, float] = {}

@@ -7,12 +7,12 @@ import pytest
 from controlplane.scaling.policy.breakeven import Level, LevelChange
 from kelvin.contracts.serving.control_messages import Feed, TenantRow
 from tests.controlplane.builders import TENANT
-from tests.controlplane.scaling.scaling_world import FAST, replace_scale, wake_version, world
+from tests.controlplane.scaling.autoscaler_fixture import FAST, replace_scale, running_autoscaler, wake_version
 
 
 async def test_stop_scales_to_zero_and_next_request_starts() -> None:
     """Running requests may finish and start nothing. A report of a new request starts a replica at once."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         await w.pass_seconds(3)
         w.actuator.become_ready(which)
@@ -29,7 +29,7 @@ async def test_stop_scales_to_zero_and_next_request_starts() -> None:
 
 async def test_streams_finishing_after_stop_start_nothing() -> None:
     """A minute of reports about streams from before the stop leaves the version at zero."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
         await w.pass_seconds(5, which, 2.0)
@@ -44,7 +44,7 @@ async def test_streams_finishing_after_stop_start_nothing() -> None:
 
 async def test_unannounced_request_after_stop_is_served_late() -> None:
     """A report that may be from before the stop starts nothing. The next one does."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
         w.scaler.stop((which,))
@@ -56,7 +56,7 @@ async def test_unannounced_request_after_stop_is_served_late() -> None:
 
 async def test_full_machine_ends_the_longest_idle_version() -> None:
     """Two slots, two idle versions, and a request for a third: the longest-idle replica ends and does not come back."""
-    async with world(slots=2) as w:
+    async with running_autoscaler(slots=2) as w:
         first, second, third = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in "abc")
         await wake_version(w, first)
         await w.pass_seconds(2)
@@ -76,7 +76,7 @@ async def test_full_machine_ends_the_longest_idle_version() -> None:
 
 async def test_full_busy_machine_refuses_the_request() -> None:
     """A busy replica is not ended. The request is refused at once."""
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         busy, other = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)
         await wake_version(w, busy)
         w.report(other)
@@ -87,8 +87,8 @@ async def test_full_busy_machine_refuses_the_request() -> None:
 @pytest.mark.parametrize("idle", ["zero", "auto"])
 async def test_abandoned_slot_wait_is_cancelled(idle: str) -> None:
     """If requests stop before the slot is free, the version gives up its place and starts nothing."""
-    async with world(slots=1) as w:
-        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 4.0), LevelChange(Level.ZERO, 20.0))
+    async with running_autoscaler(slots=1) as w:
+        w.plans.levels = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 4.0), LevelChange(Level.ZERO, 20.0))
         first = w.catalogue.add("a", FAST)
         second = w.catalogue.add("b", replace_scale(FAST, idle=idle))
         await wake_version(w, first)
@@ -105,7 +105,7 @@ async def test_replicas_without_slot_are_pending() -> None:
     """`pending` counts the replicas that a version lacks, also of a version at zero. It falls when they start or are
     not wanted.
     """
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         busy, other = w.catalogue.add("m", FAST), w.catalogue.add("n", FAST)
         await wake_version(w, busy)
         assert w.scaler.pending == 0
@@ -121,9 +121,9 @@ async def test_replicas_without_slot_are_pending() -> None:
         w.scaler.check_integrity()
 
 
-async def test_deploy_on_a_full_machine_gives_the_slot_to_the_new_version() -> None:
+async def test_deploy_on_a_full_machine_moves_the_slot() -> None:
     """The minimum holds for versions with an alias. The previous version frees its slot once it is idle."""
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         old = w.catalogue.add("m", replace_scale(FAST, min=1, window_s=60.0, grace_s=30.0))
         await w.pass_seconds(3)
         w.actuator.become_ready(old)
@@ -138,7 +138,7 @@ async def test_deploy_on_a_full_machine_gives_the_slot_to_the_new_version() -> N
 
 async def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
     """Of two idle replicas with a minimum of 1 one ends, and the other is never taken."""
-    async with world(slots=2) as w:
+    async with running_autoscaler(slots=2) as w:
         pinned = w.catalogue.add("m", replace_scale(FAST, min=1, max=2))
         other, third = w.catalogue.add("n", FAST), w.catalogue.add("o", FAST)
         w.actuator.serving[pinned] = 2
@@ -158,7 +158,7 @@ async def test_minimum_makes_room_for_each_of_its_replicas() -> None:
     """The minimum is raised to three on a full machine. Two idle replicas without a minimum end, one after the other.
     Busy replicas and those of another minimum stay.
     """
-    async with world(slots=5) as w:
+    async with running_autoscaler(slots=5) as w:
         promised = w.catalogue.add("m", replace_scale(FAST, max=3))
         kept = w.catalogue.add("k", replace_scale(FAST, min=1, max=2))
         idle, busy = w.catalogue.add("i", replace_scale(FAST, max=2)), w.catalogue.add("b", FAST)
@@ -174,9 +174,9 @@ async def test_minimum_makes_room_for_each_of_its_replicas() -> None:
         assert [w.actuator.live_count(each) for each in (promised, kept, busy)] == [3, 1, 1]
 
 
-async def test_two_minimums_without_room_for_both_take_nothing_from_each_other() -> None:
+async def test_two_minimums_without_room_take_no_slot() -> None:
     """Three slots for minimums of two and two: the replicas stay as they are, and nothing starts."""
-    async with world(slots=3) as w:
+    async with running_autoscaler(slots=3) as w:
         scale = replace_scale(FAST, min=2, max=2)
         first, second = w.catalogue.add("m", scale), w.catalogue.add("n", scale)
         w.actuator.serving.update({first: 2, second: 1})
@@ -186,9 +186,9 @@ async def test_two_minimums_without_room_for_both_take_nothing_from_each_other()
         assert w.scaler.pending == 1
 
 
-async def test_replica_of_a_minimum_gives_no_slot_back_to_who_lost_it() -> None:
+async def test_victim_of_a_minimum_does_not_retake_its_slot() -> None:
     """The model that lost its replica gets requests again. It waits, and the minimum keeps its replicas."""
-    async with world(slots=2) as w:
+    async with running_autoscaler(slots=2) as w:
         promised, other = w.catalogue.add("m", replace_scale(FAST, min=2, max=2)), w.catalogue.add("n", FAST)
         w.actuator.serving.update({promised: 1, other: 1})
         await w.pass_seconds(4)
@@ -200,9 +200,9 @@ async def test_replica_of_a_minimum_gives_no_slot_back_to_who_lost_it() -> None:
         assert (w.actuator.live_count(promised), w.actuator.live_count(other)) == (2, 0)
 
 
-async def test_stop_outlives_the_control_plane_until_the_version_is_used_again() -> None:
+async def test_stop_survives_a_restart_until_the_next_request() -> None:
     """A new control plane does not start the minimum of a stopped version. A request ends the stop."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=2, max=2))
         w.catalogue.set_stopped(which, 1)
         await w.pass_seconds(60)
@@ -213,9 +213,9 @@ async def test_stop_outlives_the_control_plane_until_the_version_is_used_again()
         assert w.actuator.live_count(which) == 2, "the minimum holds again"
 
 
-async def test_streams_that_outlive_the_control_plane_do_not_end_a_stop() -> None:
+async def test_streams_after_a_restart_do_not_end_a_stop() -> None:
     """Reports about streams from before the stop are not requests."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         w.catalogue.set_stopped(which, 1)
         w.actuator.draining[which] = 1
@@ -230,7 +230,7 @@ async def test_streams_that_outlive_the_control_plane_do_not_end_a_stop() -> Non
 
 async def test_nothing_runs_for_a_suspended_tenant() -> None:
     """Neither a minimum nor a request starts a replica, also after a restart. Running replicas end."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=1))
         w.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=True),)))
         w.actuator.serving[which] = 1  # adopted
@@ -249,7 +249,7 @@ async def test_replicas_beyond_the_slots_wait_for_room() -> None:
     """The wait has no limit, and a freed slot is used within a tick. `test_slots_are_never_exceeded` in
     test_local_actuator.py checks that a wait is no failed start.
     """
-    async with world(slots=2) as w:
+    async with running_autoscaler(slots=2) as w:
         which = w.catalogue.add("m", replace_scale(FAST, min=3, max=3))
         busy = w.catalogue.add("b", FAST)
         await wake_version(w, busy)

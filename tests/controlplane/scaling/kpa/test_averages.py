@@ -3,7 +3,12 @@
 import pytest
 
 from controlplane.scaling.policy.scale_settings import ScaleSettings
-from tests.controlplane.scaling.scaling_world import AutoscalerScenario, replace_scale, wake_version, world
+from tests.controlplane.scaling.autoscaler_fixture import (
+    AutoscalerScenario,
+    replace_scale,
+    running_autoscaler,
+    wake_version,
+)
 
 LINEAR = ScaleSettings(max=8, grace_s=0.0)
 WEIGHTED = replace_scale(LINEAR, average="weighted")
@@ -37,7 +42,7 @@ async def _after(w: AutoscalerScenario, name: str, scale: ScaleSettings, pass_se
 async def test_weighted_average_falls_sooner_after_load(scale: ScaleSettings, want: int) -> None:
     """The load falls to a fifth for twelve seconds."""
 
-    async with world(slots=20) as w:
+    async with running_autoscaler(slots=20) as w:
         await _steady(w, scale, "m")
         assert await _after(w, "m", scale, 12, 4.0) == want
 
@@ -45,7 +50,7 @@ async def test_weighted_average_falls_sooner_after_load(scale: ScaleSettings, wa
 async def test_changing_average_keeps_the_window_values() -> None:
     """The change itself adds and ends no replica. After the change back, the linear window still has all its values."""
 
-    async with world(slots=20) as w:
+    async with running_autoscaler(slots=20) as w:
         await _steady(w, LINEAR, "m")
         assert await _after(w, "m", WEIGHTED, 4, 20.0) == 3
         assert await _after(w, "m", LINEAR, 12, 4.0) == 3
@@ -55,7 +60,7 @@ async def test_changing_average_keeps_the_window_values() -> None:
 async def test_weighted_average_reaches_zero_without_reports() -> None:
     """The last replica leaves after a stable window without reports, as with the linear average."""
 
-    async with world(slots=20) as w:
+    async with running_autoscaler(slots=20) as w:
         which = w.catalogue.add("m", WEIGHTED, max_streams=10)
         await wake_version(w, which)
         await w.pass_seconds(5, which, 3.0)

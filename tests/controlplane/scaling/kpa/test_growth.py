@@ -9,13 +9,13 @@ from controlplane.registry.policy.version_lifecycle import VersionState
 from controlplane.scaling.policy.scale_settings import ScaleSettings
 from kelvin.contracts.serving.control_messages import Feed
 from tests.controlplane.builders import registration
-from tests.controlplane.scaling.scaling_world import (
+from tests.controlplane.scaling.autoscaler_fixture import (
     FAST,
     AutoscalerScenario,
     FakeVersions,
     replace_scale,
+    running_autoscaler,
     wake_version,
-    world,
 )
 
 MODELS = 10_000
@@ -46,7 +46,7 @@ def add_models(catalogue: FakeVersions, scale: ScaleSettings) -> list[VersionKey
 
 async def test_tick_evaluates_only_active_versions() -> None:
     """A tick looks up each active version once and no other, before and after the active ones come and go."""
-    async with world(slots=IN_USE) as w:
+    async with running_autoscaler(slots=IN_USE) as w:
         used = add_models(w.catalogue, FAST)[:: MODELS // IN_USE]
         assert not count_lookups(w)
         for which in used:
@@ -65,7 +65,7 @@ async def test_minimum_on_all_models_evaluates_all() -> None:
     """Negative control: with a minimum, every model is looked up. A lack of slots does not make each look up the
     others.
     """
-    async with world(slots=0) as w:
+    async with running_autoscaler(slots=0) as w:
         every = add_models(w.catalogue, replace_scale(FAST, min=1))
         seen = count_lookups(w)
         assert set(seen) == set(every)
@@ -74,7 +74,7 @@ async def test_minimum_on_all_models_evaluates_all() -> None:
 
 async def test_waiting_versions_check_only_slot_holders() -> None:
     """1,000 versions get requests while busy replicas hold all slots. Each looks only at the slot holders."""
-    async with world(slots=IN_USE) as w:
+    async with running_autoscaler(slots=IN_USE) as w:
         every = add_models(w.catalogue, FAST)[:1000]
         for which in every[:IN_USE]:
             await wake_version(w, which)

@@ -1,29 +1,29 @@
 """Where the last replica goes without requests: by the model's `idle` setting, on virtual time."""
 
-import asyncio
-
 import pytest
 
 from controlplane.scaling.policy.breakeven import Level, LevelChange
-from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, wake_version, world
+from tests.controlplane.scaling.autoscaler_fixture import (
+    FAST,
+    AutoscalerScenario,
+    replace_scale,
+    running_autoscaler,
+    wake_version,
+)
 
 
-def _play(
-    idle: str, pass_seconds: int, said: tuple[LevelChange, ...] = (), **scale: float
+async def _be_idle(
+    idle: str, idle_s: int, levels: tuple[LevelChange, ...] = ()
 ) -> tuple[int, bool, AutoscalerScenario]:
-    """Return the number of ready replicas, and whether one sleeps, this long after the last request. Window 6 s, grace
-    2 s; the default plan sleeps at 20 s.
+    """Return the number of ready replicas, and whether one sleeps, `idle_s` seconds after the last request. Window 6 s,
+    grace 2 s; the default plan sleeps at 20 s.
     """
-
-    async def main() -> tuple[int, bool, AutoscalerScenario]:
-        async with world() as w:
-            w.plans.said = said or w.plans.said
-            which = w.catalogue.add("m", replace_scale(FAST, idle=idle, **scale))
-            await wake_version(w, which)
-            await w.pass_seconds(pass_seconds)
-            return w.actuator.ready_count(which), which in w.actuator.asleep, w
-
-    return asyncio.run(main())
+    async with running_autoscaler() as w:
+        w.plans.levels = levels or w.plans.levels
+        which = w.catalogue.add("m", replace_scale(FAST, idle=idle))
+        await wake_version(w, which)
+        await w.pass_seconds(idle_s)
+        return w.actuator.ready_count(which), which in w.actuator.asleep, w
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def _play(
         pytest.param("auto", 306, 0, False, id="auto: zero from the next break-even on"),
     ],
 )
-def test_last_replica_follows_the_idle_setting(idle: str, after_s: int, ready: int, asleep: bool) -> None:
-    found_ready, found_asleep, w = _play(idle, after_s)
+async def test_last_replica_follows_the_idle_setting(idle: str, after_s: int, ready: int, asleep: bool) -> None:
+    found_ready, found_asleep, w = await _be_idle(idle, after_s)
     assert (found_ready, found_asleep) == (ready, asleep)
     assert len(w.actuator.starts) == 1, "no replica starts without a request"
 
@@ -57,7 +57,7 @@ AT_ONCE = (LevelChange(Level.WARM, 0.0), LevelChange(Level.DEEP_SLEEP, 20.0))
 
 
 @pytest.mark.parametrize(
-    ("idle", "said", "after_s", "asleep", "empty"),
+    ("idle", "levels", "after_s", "asleep", "without_weights"),
     [
         pytest.param("sleep2", (), 4, False, False, id="sleep2: it stays through the window"),
         pytest.param("sleep2", (), 14, True, True, id="sleep2: asleep, and without weights a tick later"),
@@ -69,19 +69,19 @@ AT_ONCE = (LevelChange(Level.WARM, 0.0), LevelChange(Level.DEEP_SLEEP, 20.0))
         pytest.param("auto", AT_ONCE, 26, True, True, id="auto: a level that is never the cheapest is skipped"),
     ],
 )
-def test_weights_are_released_at_their_time(
-    idle: str, said: tuple[LevelChange, ...], after_s: int, asleep: bool, empty: bool
+async def test_weights_are_released_at_their_time(
+    idle: str, levels: tuple[LevelChange, ...], after_s: int, asleep: bool, without_weights: bool
 ) -> None:
     """The replica is one process throughout."""
-    _, found_asleep, w = _play(idle, after_s, said)
-    assert (found_asleep, bool(w.actuator.without_weights)) == (asleep, empty)
+    _, found_asleep, w = await _be_idle(idle, after_s, levels)
+    assert (found_asleep, bool(w.actuator.without_weights)) == (asleep, without_weights)
     assert len(w.actuator.starts) == 1
 
 
 async def test_break_even_applies_before_the_window_ends() -> None:
     """A version that is cheap to start ends at its break-even, although the window's average still has its traffic."""
-    async with world() as w:
-        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
+    async with running_autoscaler() as w:
+        w.plans.levels = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
         await wake_version(w, which)
         await w.pass_seconds(30, which, 5.0)
@@ -96,7 +96,7 @@ async def test_break_even_applies_before_the_window_ends() -> None:
 
 async def test_sleeping_replica_wakes_for_a_request() -> None:
     """It wakes instead of a new start. A minimum wakes it, too."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
         await wake_version(w, which)
         await w.pass_seconds(14)
@@ -111,7 +111,7 @@ async def test_sleeping_replica_wakes_for_a_request() -> None:
 
 
 async def test_stop_or_zero_setting_ends_a_sleeping_replica() -> None:
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
         await wake_version(w, which)
         await w.pass_seconds(14)
@@ -127,7 +127,7 @@ async def test_stop_or_zero_setting_ends_a_sleeping_replica() -> None:
 
 async def test_only_the_last_replica_sleeps() -> None:
     """Of three replicas two end, and the last one sleeps."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=3), max_streams=10)
         await wake_version(w, which)
         for _ in range(4):
@@ -146,12 +146,12 @@ async def test_sleeping_replica_stays_asleep_after_price_change() -> None:
     """Neither a new plan that skips sleep nor the setting `warm` ends or wakes the sleeper. It ends when `auto` reaches
     zero.
     """
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto"))
         await wake_version(w, which)
         await w.pass_seconds(24)
         assert which in w.actuator.asleep
-        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 100.0))
+        w.plans.levels = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 100.0))
         await w.pass_seconds(20)
         assert which in w.actuator.asleep
         w.catalogue.add("m", replace_scale(FAST, idle="warm"))
@@ -165,7 +165,7 @@ async def test_sleeping_replica_stays_asleep_after_price_change() -> None:
 
 async def test_failed_start_does_not_keep_a_replica_asleep() -> None:
     """One of two starts failed and the other served. The sleeper still ends at its break-even."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=2), max_streams=10)
         for _ in range(4):
             w.report(which, 15.0, 0)
@@ -181,7 +181,7 @@ async def test_failed_start_does_not_keep_a_replica_asleep() -> None:
 
 async def test_idle_gaps_are_remembered() -> None:
     """Gaps of two seconds and more are kept, also across a time at zero."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         which = w.catalogue.add("m", FAST)
         await wake_version(w, which)
         await w.pass_seconds(30)

@@ -11,7 +11,7 @@ from controlplane.scaling.policy.device_share import cap_minimums, tenant_share
 from kelvin.contracts.accounting.spending import SpendingRow, TokenPrices
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.control_messages import Feed, TenantLimits, TenantRow
-from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, world
+from tests.controlplane.scaling.autoscaler_fixture import FAST, AutoscalerScenario, replace_scale, running_autoscaler
 
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000), min_size=1)
 
@@ -58,7 +58,7 @@ async def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[
     """One tenant reserves all eight slots. Requests for eight models of another tenant get the slots beyond its
     share.
     """
-    async with world(slots=8) as w:
+    async with running_autoscaler(slots=8) as w:
         tenants(w, **weights)
         pinned = serving(w, "pinned", "a", 8, min=8)
         others = [w.catalogue.add(f"m{number}", FAST, tenant="b") for number in range(8)]
@@ -70,7 +70,7 @@ async def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[
 
 async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
     """The other tenant's model scales to zero by itself, and the minimum gets the slot back."""
-    async with world(slots=2) as w:
+    async with running_autoscaler(slots=2) as w:
         tenants(w, a=1, b=1)
         pinned, other = serving(w, "pinned", "a", 2, min=2), w.catalogue.add("m", FAST, tenant="b")
         await w.pass_seconds(5)
@@ -82,11 +82,11 @@ async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
         assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (2, 0)
 
 
-async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
+async def test_minimum_does_not_retake_a_slot_at_once() -> None:
     """Beside another tenant the share of one slot is zero. The other tenant's replica stays for its window and
     grace.
     """
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         tenants(w, a=1, b=1)
         pinned, other = serving(w, "pinned", "a", 1, min=1), w.catalogue.add("m", FAST, tenant="b")
         await w.pass_seconds(5)
@@ -99,9 +99,9 @@ async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
         assert (w.actuator.live_count(pinned), w.actuator.live_count(other)) == (1, 0)
 
 
-async def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> None:
+async def test_minimums_of_two_tenants_take_no_slot_in_turns() -> None:
     """One slot, two minimums, no requests: the slot stays with its holder."""
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         tenants(w, a=1, b=1)
         first = serving(w, "m", "a", 1, min=1)
         w.catalogue.add("n", replace_scale(FAST, min=1), tenant="b")
@@ -114,7 +114,7 @@ async def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> N
 
 async def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
     """The error has the numbers. An existing minimum above the share may stay or be lowered."""
-    async with world(slots=8) as w:
+    async with running_autoscaler(slots=8) as w:
         tenants(w, a=1, b=1)
         serving(w, "m", "a", 1, min=2)
         serving(w, "n", "a", 1)
@@ -133,7 +133,7 @@ async def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
 
 async def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
     """The share counts only tenants that have models."""
-    async with world(slots=4) as w:
+    async with running_autoscaler(slots=4) as w:
         tenants(w, a=1, b=100)
         which = serving(w, "m", "a", 1)
         model = w.catalogue.known["a", "m"]
@@ -143,11 +143,11 @@ async def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
         assert w.actuator.live_count(which) == 1
 
 
-async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> None:
+async def test_spent_budget_ends_replicas_after_their_streams() -> None:
     """A spent budget ends idle replicas despite a minimum. Running streams finish first. Another tenant's replica
     stays.
     """
-    async with world() as w:
+    async with running_autoscaler() as w:
         pinned, warm = serving(w, "m", "a", 2, min=2), w.catalogue.add("w", replace_scale(FAST, idle="warm"))
         busy = serving(w, "b", "a", 1, min=1)
         w.actuator.serving[warm] = 1
@@ -168,7 +168,7 @@ async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> Non
 
 async def test_versions_of_spent_tenant_are_not_evaluated() -> None:
     """Its versions are forgotten like unused ones, although the month has weeks left."""
-    async with world() as w:
+    async with running_autoscaler() as w:
         serving(w, "m", "a", 1)
         spend(w, "a", spent=100, budget=100)
         for _ in range(20):

@@ -5,7 +5,7 @@ from controlplane.scaling.policy.breakeven import Level, LevelChange
 from controlplane.scaling.policy.replica_lifecycle import ReplicaState
 from controlplane.scaling.replicas import Replica
 from kelvin.contracts.serving.control_messages import Stats
-from tests.controlplane.scaling.scaling_world import FAST, AutoscalerScenario, replace_scale, world
+from tests.controlplane.scaling.autoscaler_fixture import FAST, AutoscalerScenario, replace_scale, running_autoscaler
 
 
 def adopt(w: AutoscalerScenario, which: VersionKey, count: int) -> None:
@@ -18,7 +18,7 @@ def adopt(w: AutoscalerScenario, which: VersionKey, count: int) -> None:
 async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
     """Three adopted replicas stay through the window without reports. Then the idle ones leave."""
 
-    async with world(started_ago_s=0.0) as w:
+    async with running_autoscaler(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0))
         adopt(w, which, 3)
         await w.pass_seconds(19)
@@ -27,20 +27,20 @@ async def test_takeover_keeps_replicas_for_a_stable_window() -> None:
         assert w.actuator.live_count(which) == 0
 
 
-async def test_takeover_counts_no_load_of_an_activator_that_is_not_back() -> None:
+async def test_takeover_waits_for_the_load_of_every_activator() -> None:
     """One of two activators reports a third of the load. The replicas with the other one's streams stay."""
 
-    async with world(started_ago_s=0.0) as w:
+    async with running_autoscaler(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, max=4, window_s=20.0), max_streams=10)
         adopt(w, which, 3)
         await w.pass_seconds(15, which, 5.0)
         assert w.actuator.live_count(which) == 3
 
 
-async def test_takeover_makes_no_room_before_every_activator_has_reported() -> None:
+async def test_takeover_makes_no_room_before_all_reports() -> None:
     """A version with requests waits for a slot until every activator has reported that the running replica is idle."""
 
-    async with world(slots=1, started_ago_s=0.0) as w:
+    async with running_autoscaler(slots=1, started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
         other = w.catalogue.add("n", FAST)
         adopt(w, which, 1)
@@ -55,7 +55,7 @@ async def test_takeover_makes_no_room_before_every_activator_has_reported() -> N
 async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
     """A feed without readers does not mean that there is no activator. Room is made after a stable window."""
 
-    async with world(slots=1, started_ago_s=0.0) as w:
+    async with running_autoscaler(slots=1, started_ago_s=0.0) as w:
         which = w.catalogue.add("m", replace_scale(FAST, window_s=60.0))
         other = w.catalogue.add("n", FAST)
         adopt(w, which, 1)
@@ -65,11 +65,11 @@ async def test_takeover_makes_no_room_while_no_activator_is_back() -> None:
         assert w.actuator.live_count(which) == 0, "a stable window has passed"
 
 
-async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() -> None:
+async def test_takeover_puts_nothing_to_sleep_before_reports() -> None:
     """Break-even counts from the last request, which a new control plane does not know."""
 
-    async with world(started_ago_s=0.0) as w:
-        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 3.0))
+    async with running_autoscaler(started_ago_s=0.0) as w:
+        w.plans.levels = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ASLEEP, 3.0))
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=30.0))
         adopt(w, which, 1)
         await w.pass_seconds(29)
@@ -78,11 +78,11 @@ async def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() 
         assert which in w.actuator.asleep
 
 
-async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> None:
+async def test_takeover_applies_break_even_after_all_reports() -> None:
     """This includes zero: break-even counts from the last request, so the window's average is not needed."""
 
-    async with world(started_ago_s=0.0) as w:
-        w.plans.said = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
+    async with running_autoscaler(started_ago_s=0.0) as w:
+        w.plans.levels = (LevelChange(Level.WARM, 0.0), LevelChange(Level.ZERO, 3.0))
         which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
         used = w.catalogue.add("n", replace_scale(FAST, idle="auto", window_s=60.0))
         adopt(w, which, 1)
@@ -99,7 +99,7 @@ async def test_takeover_heeds_break_even_once_every_activator_has_reported() -> 
 async def test_takeover_starts_at_once() -> None:
     """Starts for requests and minimums do not wait."""
 
-    async with world(started_ago_s=0.0) as w:
+    async with running_autoscaler(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", FAST)
         pinned = w.catalogue.add("p", replace_scale(FAST, min=1))
         w.report(which)
@@ -108,10 +108,10 @@ async def test_takeover_starts_at_once() -> None:
         assert w.actuator.live_count(pinned) == 1
 
 
-async def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> None:
+async def test_takeover_starts_a_stopped_version_on_request() -> None:
     """The first report of the request went to a control plane that died. The repeated report starts the version."""
 
-    async with world(started_ago_s=0.0) as w:
+    async with running_autoscaler(started_ago_s=0.0) as w:
         which = w.catalogue.add("m", FAST)
         w.catalogue.set_stopped(which, 1)
         await w.clock.advance(0.9)

@@ -38,10 +38,10 @@ async def test_running_processes_are_adopted(run: RunDirectory) -> None:
         assert (row.model, row.draining) == ("m", False)
         assert {each.runtime_id for each in it.table} == before
         assert it.pool.parked == 2
-        assert [each.pid for each in it.news.became_ready] == [replica.pid]
+        assert [each.pid for each in it.listener.became_ready] == [replica.pid]
         it.check_integrity()
         os.kill(replica.pid, signal.SIGKILL)
-        await eventually(lambda: len(it.news.deaths) == 1, "a death seen by the adopted pidfd")
+        await eventually(lambda: len(it.listener.deaths) == 1, "a death seen by the adopted pidfd")
         assert it.feed.snapshot().replicas == ()
 
 
@@ -70,7 +70,7 @@ async def test_missed_report_does_not_end_a_restore(run: RunDirectory, monkeypat
         await eventually(lambda: not missed)
         run.tell("release")
         await it.wait_until_ready(key("held"))
-        assert it.news.failures == []
+        assert it.listener.failures == []
 
 
 async def test_adopted_drain_continues(run: RunDirectory) -> None:
@@ -83,7 +83,7 @@ async def test_adopted_drain_continues(run: RunDirectory) -> None:
     async with local(run) as it:
         assert [row.draining for row in it.feed.snapshot().replicas] == [True]
         run.tell("idle")
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
 
 
 async def test_a_replica_of_an_unknown_version_is_drained(run: RunDirectory) -> None:
@@ -92,7 +92,7 @@ async def test_a_replica_of_an_unknown_version_is_drained(run: RunDirectory) -> 
         it.apply(key(), 1)
         await it.wait_until_ready(key())
     async with local(run, known=lambda _: False) as it:
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
         assert it.feed.snapshot().replicas == ()
 
 
@@ -103,8 +103,8 @@ async def test_restoring_replica_of_an_unknown_version_is_ended(run: RunDirector
         await eventually(lambda: len(run.calls("bind:held")) == 1)
     async with local(run, known=lambda _: False) as it:
         run.tell("release")
-        await eventually(lambda: len(it.news.deaths) == 1)
-        assert it.news.became_ready == []
+        await eventually(lambda: len(it.listener.deaths) == 1)
+        assert it.listener.became_ready == []
 
 
 async def test_surplus_standbys_are_ended(run: RunDirectory) -> None:
@@ -129,7 +129,7 @@ async def test_a_dead_runtimes_socket_is_removed(run: RunDirectory) -> None:
         assert run.sockets() == set()
 
 
-async def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Path) -> None:
+async def test_directory_with_a_socket_name_is_left_alone(tmp_path: Path) -> None:
     """Connecting to it is refused, as for a socket without a listener. A plain file of that name is removed."""
     (tmp_path / "rt-directory.sock").mkdir()
     (tmp_path / "rt-file.sock").touch()
@@ -138,7 +138,7 @@ async def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["rt-directory.sock"]
 
 
-async def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unremovable_socket_stops_no_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is read-only for a while. Control: the next survey removes the file."""
 
     def fail(*_: object, **__: object) -> None:

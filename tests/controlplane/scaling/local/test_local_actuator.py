@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import time
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
         ((_, bound_us),) = run.calls("bind:m")
         assert 0 <= times[0] <= times[1] <= bound_us - asked_us
         await it.wait_until_parked()
-        assert len(it.news.became_ready) == 1
+        assert len(it.listener.became_ready) == 1
 
 
 async def test_the_pool_is_refilled_only_after_the_restore(run: RunDirectory) -> None:
@@ -91,7 +92,7 @@ async def test_failed_restore_fails_requests_and_ends_the_runtime(run: RunDirect
     async with local(run) as it:
         with it.feed.subscribe() as subscription:
             it.apply(key("corrupt"), 1)
-            await eventually(lambda: len(it.news.failures) == 1)
+            await eventually(lambda: len(it.listener.failures) == 1)
             lines = [msgspec.json.decode(await subscription.next_line(), type=Feed) for _ in range(2)]
         (failure,) = lines[1].failures
         assert (failure.code, failure.status, failure.retryable) == ("chunk_corrupt", 500, False)
@@ -142,16 +143,16 @@ async def test_lost_restore_is_retried_at_most_twice(run: RunDirectory) -> None:
     """Requests keep waiting. They fail only after three deaths in a row."""
     async with local(run, slots=1) as it:
         it.apply(key("crash"), 1)
-        await eventually(lambda: len(it.news.failures) == 1)
+        await eventually(lambda: len(it.listener.failures) == 1)
         assert len(run.calls("bind:crash")) == local_module.MAX_ATTEMPTS
-        failure = it.news.failures[0][1]
+        failure = it.listener.failures[0][1]
         assert isinstance(failure, StartFailed)
         assert failure.reason == "crash_loop"
         await eventually(lambda: it.table.held_slots == 0)
 
 
 @pytest.mark.parametrize("briefly", [True, False], ids=["the agent comes back", "the agent stays away"])
-async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDirectory, briefly: bool) -> None:
+async def test_start_is_retried_once_if_its_cache_agent_ends(run: RunDirectory, briefly: bool) -> None:
     """Requests wait for the second try. They fail with the second try's error."""
     async with local(run, slots=1) as it:
         if briefly:
@@ -160,8 +161,8 @@ async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: RunDire
         if briefly:
             await it.wait_until_ready(key("away"))
         else:
-            await eventually(lambda: len(it.news.failures) == 1)
-        assert [failure.code for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
+            await eventually(lambda: len(it.listener.failures) == 1)
+        assert [failure.code for _, failure in it.listener.failures] == ([] if briefly else ["unavailable"])
         assert len(run.calls("bind:away")) == 2
 
 
@@ -177,7 +178,7 @@ async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None
         await eventually(lambda: len(run.calls("bind:held")) == 2)
         run.tell("release")
         await it.wait_until_ready(key("held"))
-        assert it.news.failures == []
+        assert it.listener.failures == []
         (row,) = it.feed.snapshot().replicas
         second_bind_us = run.calls("bind:held")[1][1]
         assert row.restore[1].after_us <= second_bind_us - asked_us
@@ -191,8 +192,8 @@ async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) ->
         await it.wait_until_ready(key())
         (replica,) = it.table.replicas_of(key())
         os.kill(replica.pid, signal.SIGKILL)
-        await eventually(lambda: len(it.news.deaths) == 1)
-        assert it.news.deaths[0].state is ReplicaState.READY
+        await eventually(lambda: len(it.listener.deaths) == 1)
+        assert it.listener.deaths[0].state is ReplicaState.READY
         assert it.feed.snapshot().replicas == ()
         assert replica.runtime_id not in run.sockets()
         assert it.table.live_count(key()) == 0
@@ -214,7 +215,7 @@ async def test_an_idle_replica_is_drained_before_it_ends(run: RunDirectory) -> N
                 subscription.record_sent()
             await eventually(lambda: len(run.calls("drain")) == 1)
             await eventually(lambda: it.feed.snapshot().replicas == ())
-        assert it.news.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
+        assert it.listener.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
 
 
 async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
@@ -225,9 +226,9 @@ async def test_busy_replica_finishes_its_requests(run: RunDirectory) -> None:
         it.apply(key("busy"), 0)
         await eventually(lambda: len(run.calls("drain")) == 1)
         assert it.table.count(ReplicaState.DRAINING) == 1
-        assert it.news.deaths == []
+        assert it.listener.deaths == []
         run.tell("idle")
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
 
 
 async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +241,7 @@ async def test_missed_report_does_not_cut_a_drain(run: RunDirectory, monkeypatch
         await eventually(lambda: not missed)
         assert it.table.count(ReplicaState.DRAINING) == 1
         run.tell("idle")
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
 
 
 async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
@@ -249,25 +250,24 @@ async def test_a_drain_has_a_deadline(run: RunDirectory) -> None:
         it.apply(key("busy"), 1)
         await it.wait_until_ready(key("busy"))
         it.apply(key("busy"), 0)
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
 
 
-async def test_a_replica_that_ends_has_its_own_time_to_drain(run: RunDirectory) -> None:
-    """SIGKILL comes only after `KELVIN_RUNTIME_DRAIN_S`, the runtime's own time to finish."""
-    settings = load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"})
+async def test_ending_replica_is_killed_after_its_own_drain_time(run: RunDirectory) -> None:
+    """A runtime that ignores SIGTERM is killed after `term_s`, which is longer than `KELVIN_RUNTIME_DRAIN_S`."""
+    assert load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"}).term_s > 120
     run.tell("ignore-term")
-    async with local(run, drain_s=0.1, term_s=settings.term_s) as it:
-        assert it.actuator.drain_max_s > settings.term_s > 120
+    async with local(run, drain_s=0.1, term_s=0.5) as it:
         it.apply(key("busy"), 1)
         await it.wait_until_ready(key("busy"))
-        (replica,) = it.table.replicas_of(key("busy"))
+        began_s = time.monotonic()
         it.apply(key("busy"), 0)
-        await eventually(lambda: it.table[replica.runtime_id].state is ReplicaState.ENDING)
-        os.kill(replica.pid, signal.SIGKILL)
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
+        assert time.monotonic() - began_s >= 0.6
+        assert it.listener.deaths[0].state is ReplicaState.ENDING
 
 
-async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunDirectory) -> None:
+async def test_version_starts_again_while_its_replica_drains(run: RunDirectory) -> None:
     """A request that arrives during a drain does not wait for the drain's end."""
     async with local(run) as it:
         it.apply(key("busy"), 1)
@@ -278,7 +278,7 @@ async def test_a_version_can_start_again_while_its_last_replica_drains(run: RunD
         await it.wait_until_ready(key("busy"))
         assert it.table.count(ReplicaState.DRAINING) == 1
         run.tell("idle")
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
         assert it.table.ready_count(key("busy")) == 1
 
 
@@ -288,16 +288,14 @@ async def test_stopping_a_restore_ends_it_without_a_failure(run: RunDirectory) -
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
         it.apply(key("held"), 0)
-        await eventually(lambda: len(it.news.deaths) == 1)
+        await eventually(lambda: len(it.listener.deaths) == 1)
         await it.wait_until_parked()
-        assert it.news.failures == []
+        assert it.listener.failures == []
         assert len(run.calls("bind:held")) == 1
         assert it.table.held_slots == 0
 
 
-async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stop_after_a_lost_process_starts_no_other(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop comes between the loss and the next attempt, during the wait for the dead process."""
     waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), RuntimeProcess.wait_gone
 
@@ -318,10 +316,10 @@ async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
         await eventually(lambda: not it.table.replicas_of(key("crash")), "it is gone")
         assert len(run.calls("bind:crash")) == 1
         assert it.table.live_count(key("crash")) == 0
-        assert it.news.failures == []
+        assert it.listener.failures == []
 
 
-async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: RunDirectory) -> None:
+async def test_stopped_start_leaves_its_standby_parked(run: RunDirectory) -> None:
     """The standby is parked instead."""
     async with local(run) as it:
         it.apply(key(), 1)
@@ -343,10 +341,10 @@ async def test_slots_are_never_exceeded(run: RunDirectory) -> None:
             line = msgspec.json.decode(await subscription.next_line(), type=Feed)
         assert [failure.code for failure in line.failures] == ["overloaded"]
         assert line.failures[0].message.startswith("this machine is full (limit of device slots: 2)")
-        assert it.news.failures == [], "no restore was tried, so none failed"
+        assert it.listener.failures == [], "no restore was tried, so none failed"
 
 
-async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
+async def test_start_without_a_memory_reading_frees_its_slot(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process has no descriptor left for a moment. The version starts afterwards."""
@@ -355,7 +353,7 @@ async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(CpuShare, "kv_bytes", _no_descriptor)
             it.apply(key(), 1)
-            await eventually(lambda: len(it.news.failures) == 1)
+            await eventually(lambda: len(it.listener.failures) == 1)
         await eventually(lambda: it.table.held_slots == 0)
         it.apply(key(), 1)
         await it.wait_until_ready(key())
@@ -375,10 +373,10 @@ async def test_failure_beside_a_serving_replica_fails_no_request(run: RunDirecto
         with it.feed.subscribe() as subscription:
             await subscription.next_line()
             it.apply(key("corrupt"), 2)
-            await eventually(lambda: len(it.news.failures) == 1)
+            await eventually(lambda: len(it.listener.failures) == 1)
             assert not subscription._lines
-        assert it.news.failures[0][1].code == "chunk_corrupt"
-        assert isinstance(it.news.failures[0][1], RemoteFailure)
+        assert it.listener.failures[0][1].code == "chunk_corrupt"
+        assert isinstance(it.listener.failures[0][1], RemoteFailure)
 
 
 async def test_a_standby_that_dies_is_replaced(run: RunDirectory) -> None:
@@ -400,8 +398,8 @@ async def test_start_without_zygote_fails(run: RunDirectory, monkeypatch: pytest
         await it.wait_until_ready(key())
         (run.path / "zygote.sock").rename(run.path / "away")
         it.apply(key("other"), 1)
-        await eventually(lambda: len(it.news.failures) == 1)
-        assert isinstance(it.news.failures[0][1], Unavailable)
+        await eventually(lambda: len(it.listener.failures) == 1)
+        assert isinstance(it.listener.failures[0][1], Unavailable)
         assert it.table.ready_count(key()) == 1
         assert it.table.held_slots == 1
         (run.path / "away").rename(run.path / "zygote.sock")
@@ -422,8 +420,8 @@ async def test_full_disk_is_the_reason_of_a_start_that_fails(
     async with local(run, standbys=0) as it:
         run.tell("never-park")
         it.apply(key(), 1)
-        await eventually(lambda: len(it.news.failures) == 1)
-        failure = it.news.failures[0][1]
+        await eventually(lambda: len(it.listener.failures) == 1)
+        failure = it.listener.failures[0][1]
         assert isinstance(failure, StartFailed)
         assert problem_from_failure(failure).message == (
             "no replica could be started: the disk of the data directory is full; free some of it"
@@ -438,7 +436,7 @@ def _no_room(fd: int, start: int, length: int) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-async def test_start_listeners_hear_of_each_accepted_start(run: RunDirectory) -> None:
+async def test_start_listeners_get_each_accepted_start(run: RunDirectory) -> None:
     """The call says whether a standby was parked. A refused start is not reported."""
     async with local(run, slots=2) as it:
         starts: list[tuple[str, bool, object]] = []

@@ -282,7 +282,9 @@ async def test_damaged_replica_is_ended(run: RunDirectory) -> None:
         assert counted.values == {(): 1}
 
 
-async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_damaged_replica_drains_before_activators_know(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A feed reader that takes nothing does not delay the drain of a replica with damaged memory."""
     monkeypatch.setattr(drain, "DRAIN_DELIVERY_LIMIT_S", 600.0)
     async with local(run) as it:
@@ -294,7 +296,7 @@ async def test_damaged_replica_hears_before_activators(run: RunDirectory, monkey
             await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
 
 
-async def test_damaged_draining_replica_hears_of_it(run: RunDirectory) -> None:
+async def test_damaged_draining_replica_is_ended(run: RunDirectory) -> None:
     """A draining replica still answers requests, so it must end too."""
     async with local(run) as it:
         it.apply(key("busy"), 1)

@@ -233,7 +233,7 @@ async def test_a_wake_that_fails_is_followed_by_a_start(run: RunDirectory, level
         (row,) = it.feed.snapshot().replicas
         assert row.runtime_id != sleeper.runtime_id
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 2)
-        assert it.news.failures == []
+        assert it.listener.failures == []
         assert it.table.held_slots == 1
 
 
@@ -245,8 +245,8 @@ async def test_failed_start_after_failed_wake_fails_requests(run: RunDirectory) 
         run.tell("nightmare")
         (run.path / "healed").unlink()
         it.apply(key("corrupt"), 1)
-        await eventually(lambda: len(it.news.failures) == 1)
-        assert it.news.failures[0][1].code == "chunk_corrupt"
+        await eventually(lambda: len(it.listener.failures) == 1)
+        assert it.listener.failures[0][1].code == "chunk_corrupt"
         assert (len(run.calls("wake:corrupt")), len(run.calls("bind:corrupt"))) == (1, 2)
         await eventually(lambda: it.table.held_slots == 0)
         await eventually(lambda: not it.table.replicas_of(key("corrupt")))
@@ -266,7 +266,7 @@ async def test_killed_wake_only_delays_the_request(run: RunDirectory) -> None:
         assert row.runtime_id != sleeper.runtime_id
         ((_, woken_us),) = run.calls("wake:m")
         assert row.restore[1].after_us > woken_us - requested_us, "the request came before that wake"
-        assert it.news.failures == []
+        assert it.listener.failures == []
 
 
 async def test_deep_sleeper_leases_weights_again(run: RunDirectory) -> None:
@@ -318,7 +318,7 @@ async def test_sleeper_that_cannot_release_weights_ends(run: RunDirectory) -> No
         it.apply(key(), 1)
         await it.wait_until_ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
-        assert it.news.failures == []
+        assert it.listener.failures == []
 
 
 @LEVELS
@@ -350,7 +350,7 @@ async def test_sleepers_give_memory_to_requested_versions(run: RunDirectory) -> 
         (run.path / "crowded").unlink()
         await it.wait_until_ready(key("full"))
         assert [len(it.table.sleepers(key(name))) for name in ("a", "c", "empty")] == [0, 1, 1]
-        assert it.news.failures == []
+        assert it.listener.failures == []
 
 
 async def test_start_without_memory_fails_without_sleepers(run: RunDirectory) -> None:
@@ -358,5 +358,5 @@ async def test_start_without_memory_fails_without_sleepers(run: RunDirectory) ->
     async with local(run) as it:
         run.tell("crowded")
         it.apply(key("full"), 1)
-        await eventually(lambda: len(it.news.failures) == 1)
-        assert it.news.failures[0][1].code == "overloaded"
+        await eventually(lambda: len(it.listener.failures) == 1)
+        assert it.listener.failures[0][1].code == "overloaded"

@@ -50,7 +50,7 @@ async def test_dead_process_refuses_calls_and_signals(run: RunDirectory) -> None
         await process.end()
 
 
-async def test_death_is_noticed_where_the_socket_cannot_be_removed(run: RunDirectory) -> None:
+async def test_death_is_noticed_with_an_unremovable_socket(run: RunDirectory) -> None:
     """For example on a disk that became read-only. The device slot is freed."""
     async with local(run, standbys=0) as it:
         process = await it.fleet.fork_standby()

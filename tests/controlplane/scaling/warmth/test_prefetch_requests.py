@@ -13,7 +13,7 @@ from controlplane.scaling.warmth.prefetch_requests import Prefetcher, PrefetchRe
 from controlplane.tasks import Tasks
 from kelvin.contracts.errors import Refused, Unavailable
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
-from tests.controlplane.scaling.scaling_world import FAST, replace_scale, wake_version, world
+from tests.controlplane.scaling.autoscaler_fixture import FAST, replace_scale, running_autoscaler, wake_version
 
 
 class FakeCache:
@@ -69,7 +69,7 @@ async def test_alias_target_is_prefetched(tmp_path: Path) -> None:
 async def test_version_waiting_for_slot_is_prefetched() -> None:
     """It is prefetched once, while an idle version is ended for it."""
     placing: list[VersionKey] = []
-    async with world(slots=1) as w:
+    async with running_autoscaler(slots=1) as w:
         w.scaler.on_start_waiting = placing.append
         idle, asked = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "asked"))
         await wake_version(w, idle)

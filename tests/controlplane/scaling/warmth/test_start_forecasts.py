@@ -23,7 +23,7 @@ from kelvin.contracts.serving.start_forecast import StartRow, TierPlacement, Tie
 from kelvin.contracts.timeline import Stage, StageSpan, Stamp
 from kelvin.telemetry.policy.instruments import MetricsPage
 from tests.controlplane.builders import key
-from tests.controlplane.scaling.scaling_world import FAST, FakeVersions
+from tests.controlplane.scaling.autoscaler_fixture import FAST, FakeVersions
 from tests.controlplane.usage_records import request_record
 from tests.controlplane.virtual_time import VirtualClock, settle
 

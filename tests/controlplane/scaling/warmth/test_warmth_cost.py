@@ -9,7 +9,7 @@ from controlplane.scaling.policy.eta import RestoreHistory
 from controlplane.scaling.warmth.warmth_cost import GIB, PROCESS_BYTES, WarmthCost
 from kelvin.contracts.timeline import Stage, StageSpan
 from tests.controlplane.builders import key
-from tests.controlplane.scaling.scaling_world import FAST, FakeVersions, replace_scale
+from tests.controlplane.scaling.autoscaler_fixture import FAST, FakeVersions, replace_scale
 from tests.controlplane.virtual_time import VirtualClock
 
 BOOK = parse_price_book(

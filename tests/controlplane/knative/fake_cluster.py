@@ -93,8 +93,8 @@ class FakeCluster:
         self.away = False  # every call fails as unreachable
         self.forced_container_fields: dict[Ref, Json] = {}  # container fields of that Service that override every write
         self.is_deletion_slow = False  # deleted objects stay until a test removes them
-        self.told = asyncio.Event()  # watches deliver nothing while it is not set
-        self.told.set()
+        self.watches_deliver = asyncio.Event()  # watches deliver nothing while it is not set
+        self.watches_deliver.set()
         self.answered = asyncio.Event()  # calls take effect and do not return while it is not set
         self.answered.set()
         # The number of the call that never returns, and whether it takes effect.
@@ -132,11 +132,11 @@ class FakeCluster:
         place = ((api_version, kind, labels), mine)
         self.open_watches.append(place)
         try:
-            await self.told.wait()
+            await self.watches_deliver.wait()
             yield self._all(place[0])
             while True:
                 change = await mine.get()
-                await self.told.wait()
+                await self.watches_deliver.wait()
                 yield change
         finally:
             self.open_watches.remove(place)

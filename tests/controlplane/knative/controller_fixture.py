@@ -29,7 +29,7 @@ from kelvin.contracts.artifacts.runtime_control import BindPodRequest, BindRespo
 from kelvin.contracts.errors import Conflict, Refused, Unavailable
 from kelvin.contracts.serving.control_messages import Feed
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration, stats
-from tests.controlplane.knative.cluster_world import FakeCluster, running_loop
+from tests.controlplane.knative.fake_cluster import FakeCluster, running_loop
 from tests.controlplane.virtual_time import VirtualClock
 
 CLUSTER = ClusterSpec(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
@@ -71,7 +71,7 @@ class FakeKnativeCluster(FakeCluster):
         """Return the names of all Knative Services."""
         return {ref.name for ref in self.objects if (ref.api_version, ref.kind) == (SERVICE_API, "Service")}
 
-    def says(self, ref: Ref, ready: str = "Unknown", **status: str) -> None:
+    def set_status(self, ref: Ref, ready: str = "Unknown", **status: str) -> None:
         """Set Knative's status of a Service, observed at its present generation."""
         conditions = [{"type": kind, "status": ready} for kind in ("ConfigurationsReady", "Ready")]
         generation = self.objects[ref]["metadata"].get("generation")
@@ -81,7 +81,7 @@ class FakeKnativeCluster(FakeCluster):
     def set_ready(self, letter: str) -> None:
         """Set the version's Service ready, with its first Revision."""
         name = f"{at(letter).name}-00001"
-        self.says(at(letter), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
+        self.set_status(at(letter), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
 
     def revision(self, letter: str, reason: str | None) -> None:
         """Set the version's first Revision to failed with `reason`, or to ready for None."""
@@ -138,7 +138,7 @@ class FakeKnativeCluster(FakeCluster):
     def set_pool_ready(self, name: str) -> None:
         """Set the pool's Service ready, with its first Revision."""
         ref = Ref(SERVICE_API, "Service", POOLS, f"kelvin-pool--{name}")
-        self.says(ref, "True", latestCreatedRevisionName=f"{name}-00001", latestReadyRevisionName=f"{name}-00001")
+        self.set_status(ref, "True", latestCreatedRevisionName=f"{name}-00001", latestReadyRevisionName=f"{name}-00001")
 
     def cost(self, pod: str) -> str:
         """Return the deletion cost of a pod."""
@@ -156,10 +156,10 @@ class Pod:
     is_unreachable: bool = False
     fails: Refused | None = None
     restore_allowed: asyncio.Event = field(default_factory=asyncio.Event)  # the restore ends once this is set
-    says: asyncio.Event = field(default_factory=asyncio.Event)  # `state` answers once this is set
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)  # `state` answers once this is set
 
     def __post_init__(self) -> None:
-        self.says.set()
+        self.may_answer.set()
 
     def name(self, of: str) -> str:
         return f"{of}-{self.life}"
@@ -170,7 +170,7 @@ class FakePods(PodClient):
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
-        self.told: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
 
     def of(self, url: str) -> Pod:
         pod = self.pods[url]
@@ -180,7 +180,7 @@ class FakePods(PodClient):
 
     async def bind(self, url: str, bind_request: BindPodRequest) -> BindResponse:
         pod = self.of(url)
-        self.told.append(("bind", url))
+        self.calls.append(("bind", url))
         if pod.bind_request not in (None, bind_request):
             raise Refused(Conflict("version", "another one is bound here"))
         pod.bind_request = bind_request
@@ -192,7 +192,7 @@ class FakePods(PodClient):
 
     async def release(self, url: str, bind_request: BindPodRequest) -> None:
         pod = self.of(url)
-        self.told.append(("release", url))
+        self.calls.append(("release", url))
         if pod.bind_request is not None and pod.bind_request.version != bind_request.version:
             raise Refused(Conflict("version", "another one is bound here"))
         if pod.bind_request is not None:
@@ -200,7 +200,7 @@ class FakePods(PodClient):
 
     async def read_state(self, url: str) -> RuntimeReport:
         pod = self.of(url)
-        await pod.says.wait()
+        await pod.may_answer.wait()
         state = RuntimeState.STANDBY
         if pod.bind_request is not None:
             state = RuntimeState.READY if pod.is_ready else RuntimeState.RESTORING
@@ -214,7 +214,7 @@ def address(pod: str) -> str:
     return f"10.0.{ord(pod[0])}.{ord(pod[-1])}"
 
 
-def orders(pod: str) -> str:
+def control_url(pod: str) -> str:
     return f"https://{address(pod)}:7510"
 
 
@@ -242,12 +242,12 @@ class ControllerScenario:
             cluster, pools or PoolSettings(), spec, 512 << 20, self.pods,
             registry, feed, self.outcomes, self.table, clock, tasks,
         )  # fmt: skip
-        self.plane = KnativeController(
+        self.controller = KnativeController(
             cluster, registry, feed, self.outcomes, self.table, rendering, clock,
             lambda tenant: feed.is_suspended(tenant) or feed.is_spent(tenant), self.pools, OVERLAP_S,
         )  # fmt: skip
-        registry.on_changed = self.plane.tick
-        registry.meanwhile = self.plane.find_previous_versions
+        registry.on_changed = self.controller.tick
+        registry.meanwhile = self.controller.find_previous_versions
         self.subscription = feed.subscribe()
         self._feed_reader = self.subscription.__enter__()
 
@@ -275,19 +275,19 @@ class ControllerScenario:
 
     # -- parked pods
 
-    async def run(self, pool: str, *names: str) -> None:
+    async def park_pods(self, pool: str, *names: str) -> None:
         """Park these pods in a pool, and let the control plane find them."""
         for each in names:
-            self.pods.pods.setdefault(orders(each), Pod())
+            self.pods.pods.setdefault(control_url(each), Pod())
         self.cluster.pool(pool, *names)
         await self.let_pass(2)
 
     def pod(self, name: str) -> Pod:
-        return self.pods.pods[orders(name)]
+        return self.pods.pods[control_url(name)]
 
-    async def ask(self, letter: str = "a", model: str = "m", concurrency: float = 1.0) -> None:
+    async def report_load(self, letter: str = "a", model: str = "m", concurrency: float = 1.0) -> None:
         """Report load of a version, as an activator does."""
-        self.plane.observe(stats(key(model, letter), concurrency))
+        self.controller.observe(stats(key(model, letter), concurrency))
         await self.let_pass()
 
     def states(self) -> dict[str, PodState]:
@@ -313,9 +313,9 @@ async def running_controller(
 ) -> AsyncIterator[ControllerScenario]:
     """Yield a running control plane that has seen all objects. No watch may be left open."""
     async with create_controller(path, cluster, **more) as it:
-        async with running_loop(it.plane):
+        async with running_loop(it.controller):
             await it.let_pass()
-            assert it.plane.synced.is_set()
+            assert it.controller.synced.is_set()
             yield it
         assert it.cluster.open_watches == []
 

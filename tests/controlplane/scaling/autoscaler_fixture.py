@@ -68,14 +68,14 @@ class FixedLevelPlan:
     """Stand-in for WarmthCost: the same idle levels for every version."""
 
     def __init__(self) -> None:
-        self.said: tuple[LevelChange, ...] = (
+        self.levels: tuple[LevelChange, ...] = (
             LevelChange(Level.WARM, 0.0),
             LevelChange(Level.ASLEEP, 20.0),
             LevelChange(Level.ZERO, 300.0),
         )
 
     def steps(self, model: Model, version: Version) -> tuple[LevelChange, ...]:
-        return self.said
+        return self.levels
 
 
 class FakeActuator:
@@ -195,7 +195,7 @@ class AutoscalerScenario:
 
 
 @asynccontextmanager
-async def world(slots: int = 8, *, started_ago_s: float = 60.5) -> AsyncIterator[AutoscalerScenario]:
+async def running_autoscaler(slots: int = 8, *, started_ago_s: float = 60.5) -> AsyncIterator[AutoscalerScenario]:
     """Yield an autoscaler that started `started_ago_s` seconds ago."""
     catalogue, actuator, clock, plans = FakeVersions(), FakeActuator(slots), VirtualClock(), FixedLevelPlan()
     feed = FeedHub()
