@@ -2,7 +2,7 @@
 ones.
 
 The request is computed by a `SharedRun`, which ends early when its last listener leaves. `idempotency_policy.py`
-decides what is kept, `response_broadcast.py` holds the bytes, and `api/completions.py` computes a response.
+decides what is kept, `response_broadcast.py` holds the bytes, and `api/inference_runner.py` computes a response.
 """
 
 import asyncio

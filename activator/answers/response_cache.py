@@ -149,9 +149,7 @@ class CacheableRequest:
         self._nbytes = 0
         self._is_whole = False
 
-    async def try_answer(
-        self, exchange: Exchange, inference_request: InferenceRequest, client_response: ClientResponse
-    ) -> bool:
+    async def try_answer(self, inference_request: InferenceRequest, client_response: ClientResponse) -> bool:
         """Answer from the cache, or record the response for `keep`. Return whether it answered. Raises Refused,
         ClientGone.
         """
@@ -159,12 +157,12 @@ class CacheableRequest:
         with ExitStack() as stack:
             if found is None or not self._try_hold_capacity(stack, found[0], inference_request):
                 self._on_lookup(False)
-                self.record_response(exchange, [(CACHE_HEADER, b"miss")])
+                self.record_response(inference_request.exchange, [(CACHE_HEADER, b"miss")])
                 return False
             self._on_lookup(True)
             inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
             await replay(
-                exchange,
+                inference_request.exchange,
                 found[0],
                 [(CACHE_HEADER, b"hit")],
                 lambda status: client_response.settle_replay(CACHED, status),

@@ -1,5 +1,5 @@
 """Answer the Open Inference Protocol's requests that need no replica: metadata, health and readiness. None of them
-wakes a model. Predictions are in `completions.py`.
+wakes a model. Predictions begin in `completions.py`.
 """
 
 import importlib.metadata

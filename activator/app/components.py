@@ -25,9 +25,12 @@ from activator.answers.redis_answer_store import RedisAnswerStore
 from activator.answers.response_cache import ResponseCache
 from activator.api.completions import Completions
 from activator.api.front_door import FrontDoorApp
+from activator.api.inference_handler import InferenceHandler
+from activator.api.inference_runner import InferenceRunner
 from activator.api.lookup_routes import LookupRoutes
 from activator.api.open_inference_metadata import OpenInferenceMetadata
 from activator.api.passthrough import Passthrough
+from activator.api.version_resolver import VersionResolver
 from activator.app.feed_applier import FeedApplier
 from activator.app.settings import ActivatorSettings
 from activator.auth.authenticator import Authenticator
@@ -322,21 +325,22 @@ async def build_api(
     request_factory = UpstreamRequestFactory(queue.replica_sessions, accounting.usage.source)
     retries = RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
     hedges = Hedges(queue.throttler, request_factory, retries, metrics) if settings.hedges else None
-    completions = Completions(
-        auth.authenticator,
-        queue.table,
-        queue.throttler,
-        queue.reporter,
-        Attempts(queue.throttler, request_factory, retries, metrics, hedges),
-        accounting.usage,
-        settings.request,
-        limits.tenant_limiter,
-        in_flight,
-        answers.idempotency,
+    handler = InferenceHandler(
+        VersionResolver(queue.table, queue.throttler, accounting.usage),
         answers.cache,
         Degradation(queue.table, queue.throttler, queue.reporter, answers.cache.old_responses),
-        limits.unread_bodies,
+        Attempts(queue.throttler, request_factory, retries, metrics, hedges),
+        queue.throttler,
+        queue.reporter,
+        limits.tenant_limiter,
     )
+    runner = InferenceRunner(
+        handler, queue.throttler, accounting.usage, limits.tenant_limiter, in_flight, settings.request.hold_s
+    )
+    completions = Completions(
+        auth.authenticator, queue.table, limits.tenant_limiter, settings.request, limits.unread_bodies,
+        answers.idempotency, runner,
+    )  # fmt: skip
     firewall = None
     if (waf := settings.firewall) is not None:
         firewall = await context.stack.enter_async_context(Firewall(waf.socket, waf.timeout_s, waf.unanswered, metrics))

@@ -166,15 +166,16 @@ async def test_answer_without_capacity_counts_as_missing() -> None:
     answers = ResponseStore(b"s" * 32, limits, LocalAnswerStore(limits), background_tasks)
     answers.store_soon(what, StoredResponse("req_1", 200, [], b"hello"))
     await background_tasks.close()
-    request: Any = SimpleNamespace(account=SimpleNamespace(principal=SimpleNamespace(tenant="acme")))
     recorded: list[bytes] = []
-    exchange: Any = SimpleNamespace(tap_response=lambda _, headers: recorded.extend(value for _, value in headers))
+    exchange = SimpleNamespace(tap_response=lambda _, headers: recorded.extend(value for _, value in headers))
+    account = SimpleNamespace(principal=SimpleNamespace(tenant="acme"))
+    request: Any = SimpleNamespace(account=account, exchange=exchange)
     unused: Any = None
     hits: list[bool] = []
     cached = CacheableRequest(answers, what, hits.append)
     with answers.capacity.hold("other", limits.nbytes):
         assert not await cached.try_old_answer(request, unused, 10)
-        assert not await cached.try_answer(exchange, request, unused)
+        assert not await cached.try_answer(request, unused)
     assert (hits, recorded) == ([False], [b"miss"])
     with pytest.raises(AttributeError):  # the control: with capacity it would be answered
         await cached.try_old_answer(request, unused, 10)

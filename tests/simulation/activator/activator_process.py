@@ -24,9 +24,12 @@ from activator.answers.idempotency_policy import CACHE_LIMITS, DEFAULT_LIMITS
 from activator.answers.response_cache import ResponseCache
 from activator.api.completions import Completions
 from activator.api.front_door import FrontDoorApp
+from activator.api.inference_handler import InferenceHandler
+from activator.api.inference_runner import InferenceRunner
 from activator.api.lookup_routes import LookupRoutes
 from activator.api.open_inference_metadata import OpenInferenceMetadata
 from activator.api.passthrough import Passthrough
+from activator.api.version_resolver import VersionResolver
 from activator.app import app
 from activator.app.components import flush_spool
 from activator.app.feed_applier import FeedApplier
@@ -184,11 +187,13 @@ class ActivatorProcess:
             self.budgets,
         )
         unread = SharedCapacity(REQUEST_LIMITS.requests, "the room for unread request bodies")
-        completions = Completions(
-            authenticator, self.table, self.throttler, self.reporter, attempts, usage, REQUEST_LIMITS, tenant_limiter,
-            self.under_way, self.once, self.cache,
-            Degradation(self.table, self.throttler, self.reporter, self.cache.old_responses, clocks.monotonic), unread,
+        handler = InferenceHandler(
+            VersionResolver(self.table, self.throttler, usage), self.cache,
+            Degradation(self.table, self.throttler, self.reporter, self.cache.old_responses, clocks.monotonic),
+            attempts, self.throttler, self.reporter, tenant_limiter,
         )  # fmt: skip
+        runner = InferenceRunner(handler, self.throttler, usage, tenant_limiter, self.under_way, REQUEST_LIMITS.hold_s)
+        completions = Completions(authenticator, self.table, tenant_limiter, REQUEST_LIMITS, unread, self.once, runner)
         self.door = FrontDoorApp(
             completions, LookupRoutes(authenticator, self.table, timelines, client, self.under_way, unread),
             Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInferenceMetadata(authenticator, self.table, unread),
