@@ -47,16 +47,16 @@ def _killed(context: DrillContext) -> KilledInstallation:
     data = context.work / "damage" / "data"
     data.mkdir(parents=True)
     shutil.copyfile(ROOT / "controlplane" / "price_book.toml", data / PRICES)
-    ground = DrillInstallation(data, settings=_settings(data))
-    with running_drill_installation(ground, context.models.served):
-        ground.expect_answer()
-        if wrong := ground.settle([]):
+    installation = DrillInstallation(data, settings=_settings(data))
+    with running_drill_installation(installation, context.models.served):
+        installation.expect_answer()
+        if wrong := installation.settle_bill([]):
             raise PreconditionFailed(f"before the damage: {wrong}")
-        totals = bill_totals_of(ground.bill())
+        totals = bill_totals_of(installation.bill())
         wait((data / "run" / "feed").exists, "the feed is kept")
-        ground.note_family()
-        kill(ground.everything())
-        ground.gone()
+        installation.record_processes()
+        kill(installation.all_processes())
+        installation.wait_processes_gone()
     (data / FRIEND).parent.mkdir()
     shutil.copyfile(data / "attest.pub", data / FRIEND)
     for name in ("exits.json", "succession", "decider"):
@@ -78,21 +78,21 @@ def _start_over(killed: KilledInstallation, place: Path, file: str, damage: Dama
     _damage(data / file, damage)
     before = {name: (data / name).read_bytes() for name in SECRETS}
     expected = start_expected(file, damage)
-    ground = DrillInstallation(data, settings=_settings(data))
+    installation = DrillInstallation(data, settings=_settings(data))
     try:
-        ground.begin()
-        is_ready = ground.becomes_ready()
+        installation.begin()
+        is_ready = installation.wait_ready()
         wrong = [f"{name} was overwritten" for name in SECRETS if (data / name).read_bytes() != before[name]]
         if is_ready:
-            seen, more = _started(ground, killed, file)
+            seen, more = _started(installation, killed, file)
         elif expected is StartOutcome.RESTORED:
-            seen, more = _restored(ground, killed)
+            seen, more = _restored(installation, killed)
         else:
-            seen, more = _refused(ground, file)
+            seen, more = _refused(installation, file)
     finally:
-        ground.abandon()
+        installation.abandon()
     wrong += more + ([] if seen is expected else [f"expected: {expected}; seen: {seen}"])
-    logs = (ground.errors, *(data / "logs").iterdir())
+    logs = (installation.errors, *(data / "logs").iterdir())
     return None, wrong + [f"{log.name} has a traceback" for log in logs if "Traceback" in log.read_text()]
 
 
@@ -107,44 +107,44 @@ def _damage(path: Path, damage: DamageKind) -> None:
             path.write_bytes(bytes(len(content)))
 
 
-def _refused(ground: DrillInstallation, file: str) -> tuple[StartOutcome, list[str]]:
-    status, last = ground.wait_exit(), _last_line(ground)
+def _refused(installation: DrillInstallation, file: str) -> tuple[StartOutcome, list[str]]:
+    status, last = installation.wait_exit(), _last_line(installation)
     is_named = last.startswith("Error: ") and Path(file).name in last
     return StartOutcome.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {last}"]
 
 
-def _last_line(ground: DrillInstallation) -> str:
+def _last_line(installation: DrillInstallation) -> str:
     """Return the last line of its standard error, or an empty text."""
-    return "".join(ground.errors.read_text().strip().splitlines()[-1:])
+    return "".join(installation.errors.read_text().strip().splitlines()[-1:])
 
 
-def _restored(ground: DrillInstallation, killed: KilledInstallation) -> tuple[StartOutcome, list[str]]:
+def _restored(installation: DrillInstallation, killed: KilledInstallation) -> tuple[StartOutcome, list[str]]:
     """Run the restore that the error names. Return the problems of the restore and of the bill after it."""
-    restore = ("restore", _settings(ground.data)["KELVIN_BACKUP"], "--data", str(ground.data), "--replace")
-    refusal = _last_line(ground)
+    restore = ("restore", _settings(installation.data)["KELVIN_BACKUP"], "--data", str(installation.data), "--replace")
+    refusal = _last_line(installation)
     if shlex.join(("kelvin", *restore)) not in refusal:
         return StartOutcome.REFUSED, [refusal]
-    status, _, said = ground.kelvin(*restore)
-    ground.begin()
-    if status != 0 or not ground.becomes_ready():
+    status, _, said = installation.kelvin(*restore)
+    installation.begin()
+    if status != 0 or not installation.wait_ready():
         return StartOutcome.REFUSED, [said]
     for key in KEYS:
-        shutil.copyfile(killed.data / key, ground.data / key)
-    ground.connect()
-    bill = bill_totals_of(ground.bill())
+        shutil.copyfile(killed.data / key, installation.data / key)
+    installation.connect()
+    bill = bill_totals_of(installation.bill())
     return StartOutcome.RESTORED, [] if bill == killed.totals else [f"the bill was {killed.totals}, and is {bill}"]
 
 
-def _started(ground: DrillInstallation, killed: KilledInstallation, file: str) -> tuple[StartOutcome, list[str]]:
+def _started(installation: DrillInstallation, killed: KilledInstallation, file: str) -> tuple[StartOutcome, list[str]]:
     """Check the next request and the bill. Return whether a log names the file, and all problems."""
     for key in KEYS:  # a client with a copy of the keys can continue
-        shutil.copyfile(killed.data / key, ground.data / key)
-    ground.connect()
-    ground.wait_until_whole()
-    ground.count_from(killed.totals)
-    ground.expect_answer()
-    wrong = ground.settle([])
-    lines = [line for log in (ground.data / "logs").iterdir() for line in log.read_text().splitlines()]
+        shutil.copyfile(killed.data / key, installation.data / key)
+    installation.connect()
+    installation.wait_until_whole()
+    installation.count_from(killed.totals)
+    installation.expect_answer()
+    wrong = installation.settle_bill([])
+    lines = [line for log in (installation.data / "logs").iterdir() for line in log.read_text().splitlines()]
     said = WARNING_TEXTS.get(file, Path(file).name)
     is_named = any('"warning"' in line and said in line for line in lines)
     return StartOutcome.WARNED if is_named else StartOutcome.WHOLE, wrong

@@ -59,9 +59,9 @@ _MODULES: Final = {
 }
 
 
-def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
+def wait(condition: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
     """Wait until `is_so()`. Raises PreconditionFailed with `what` after `limit_s`."""
-    if not polling.poll_until_true(is_so, limit_s):
+    if not polling.poll_until_true(condition, limit_s):
         raise PreconditionFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
@@ -86,7 +86,7 @@ class DrillInstallation:
         self._program, self._options, self._prefix = program, options, prefix
         self._settings = {**SETTINGS, **(settings or {}), **(clock.settings if clock else {})}
         self._process: KelvinUpProcess | None = None
-        self._family: list[psutil.Process] = []
+        self._processes: list[psutil.Process] = []
         self._up: Installation | None = None
         self._counted = BillTotals()
         self._late = BillBounds()  # what the bill may still gain from requests that are already counted
@@ -105,7 +105,7 @@ class DrillInstallation:
     def start(self) -> None:
         """Start `kelvin up` and wait until it is ready."""
         self.begin()
-        if not self.becomes_ready():
+        if not self.wait_ready():
             self.wait_exit()
             raise PreconditionFailed(f"`kelvin up` is not ready: {self.errors.read_text()[-800:]}")
 
@@ -125,7 +125,7 @@ class DrillInstallation:
         )  # fmt: skip
         return self._process.pid
 
-    def becomes_ready(self) -> bool:
+    def wait_ready(self) -> bool:
         """Wait until it reports that it is ready, or ends. Return whether it is ready."""
         assert self._process is not None
         if "ready" not in self._process.ready_line():
@@ -163,35 +163,35 @@ class DrillInstallation:
 
     def stop(self) -> None:
         """Stop it with SIGTERM. It must exit with 0, and no process may be left."""
-        self.note_family()
+        self.record_processes()
         assert self._process is not None
         # The activator would wait for the TLS close of our idle connections, which we read only with the next
         # response.
         self.up.close()
         self._process.send(signal.SIGTERM)
         status = self.wait_exit()
-        self.gone()
+        self.wait_processes_gone()
         if status != 0:
             raise PreconditionFailed(f"`kelvin up` ended with {status}")
 
     def restart(self) -> None:
         """Start again after the supervisor's death, once all other processes have ended by themselves."""
-        self.gone()
+        self.wait_processes_gone()
         self.start()
 
     def abandon(self) -> None:
         """Kill every process that is left."""
         if self._up is not None:
             self._up.close()
-        self.note_family()
-        for process in self._family:
+        self.record_processes()
+        for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         if self._process is not None:
             self._process.send(signal.SIGKILL)
             self._process.close()
 
-    def ask(self, method: str, path: str, body: object | None = None) -> Any:
+    def call_admin(self, method: str, path: str, body: object | None = None) -> Any:
         """Call the admin API. Raises one of AWAY if it does not answer."""
         try:
             return self.up.admin.request(method, path, body)
@@ -221,7 +221,7 @@ class DrillInstallation:
 
     def replicas(self, model: str = SERVED, *states: str) -> list[dict[str, Any]]:
         """Return the replicas of all versions of the model, in these states or in any."""
-        versions = self.ask("GET", f"/admin/v1/models/{model}")["versions"]
+        versions = self.call_admin("GET", f"/admin/v1/models/{model}")["versions"]
         rows = [row for version in versions for row in version["replicas"]]
         return [row for row in rows if not states or row["state"] in states]
 
@@ -251,7 +251,7 @@ class DrillInstallation:
             self.expect_answer()
         return self.replica()
 
-    def everything(self) -> list[psutil.Process]:
+    def all_processes(self) -> list[psutil.Process]:
         """Return the supervisor and every process below it."""
         supervisor = self.process(VictimProcess.SUPERVISOR)
         return [supervisor, *supervisor.children(recursive=True)]
@@ -274,21 +274,21 @@ class DrillInstallation:
 
         def is_whole() -> bool:
             try:
-                found = self.ask("GET", "/admin/v1/status")
+                found = self.call_admin("GET", "/admin/v1/status")
             except AWAY:
                 return False
             ready = all(row["healthy"] and row["ready"] for row in found["processes"])
             return bool(ready and found["device"] and found["device"]["standbys"] >= STANDBYS)
 
         wait(is_whole, "every process is ready, and the standbys are parked")
-        self.note_family()
+        self.record_processes()
 
     def scale_to_zero(self) -> None:
         """Stop the served model, and wait until it has no replica."""
 
         def is_at_zero() -> bool:
             try:
-                self.ask("POST", f"/admin/v1/models/{SERVED}/stop")
+                self.call_admin("POST", f"/admin/v1/models/{SERVED}/stop")
                 return not self.replicas()
             except AWAY:
                 return False
@@ -297,9 +297,9 @@ class DrillInstallation:
 
     def bill(self) -> Any:
         """Return this month's bill."""
-        return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
+        return self.call_admin("GET", f"/admin/v1/billing/report?month={self.month}")
 
-    def settle(self, endings: Iterable[RequestEnd]) -> list[str]:
+    def settle_bill(self, endings: Iterable[RequestEnd]) -> list[str]:
         """Return the problems of the bill once it had time to include these requests. Later calls count from here."""
         endings = [*endings, *self._due]
         bounds = bounds_of_all(endings) + self._late
@@ -319,11 +319,11 @@ class DrillInstallation:
         self._counted = found
         return wrong
 
-    def unsettled(self) -> list[str]:
-        """Return what the bill has gained since `settle` without a request."""
+    def unsettled_changes(self) -> list[str]:
+        """Return what the bill has gained since `settle_bill` without a request."""
         return bill_differences(self._counted, bill_totals_of(self.bill()), self._late)
 
-    def unbalanced(self) -> list[str]:
+    def balance_problems(self) -> list[str]:
         """Return the problems in `kelvin billing report` of this month, without requests that can have no record."""
         status, out, err = self.kelvin("billing", "report", "--format", "json", "--month", self.month)
         if status not in (0, 2):
@@ -363,26 +363,26 @@ class DrillInstallation:
         """Return the process ids of standbys and runtimes."""
         return {int(page.name.partition(".")[0]) for page in (self.data / "run" / "meters").glob("[0-9]*")}
 
-    def family(self) -> list[psutil.Process]:
+    def recorded_processes(self) -> list[psutil.Process]:
         """Return the noted processes, dead or alive."""
-        return list(self._family)
+        return list(self._processes)
 
-    def note_family(self) -> None:
+    def record_processes(self) -> None:
         """Note the running processes. All of them must end with their supervisor."""
-        known = {process.pid for process in self._family}
-        self._family += [child for child in self._children() if child.pid not in known]
+        known = {process.pid for process in self._processes}
+        self._processes += [child for child in self._children() if child.pid not in known]
 
-    def gone(self) -> None:
+    def wait_processes_gone(self) -> None:
         """Wait for the end of every noted process. Raises PreconditionFailed."""
         self.wait_exit()
         if self._up is not None:
             self._up.close()
-        _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # a process that is still loading ends later
+        _, alive = psutil.wait_procs(self._processes, timeout=WAIT_S)  # a process that is still loading ends later
         if alive:
             raise PreconditionFailed(
                 f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}"
             )
-        self._family.clear()
+        self._processes.clear()
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -393,20 +393,20 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 @contextlib.contextmanager
-def running_drill_installation(ground: DrillInstallation, directory: Path) -> Iterator[DrillInstallation]:
+def running_drill_installation(installation: DrillInstallation, directory: Path) -> Iterator[DrillInstallation]:
     """Start the installation and serve the model in that directory. The block's end kills what is left: call
-    `ground.stop()` to check a clean end.
+    `installation.stop()` to check a clean end.
     """
     try:
-        ground.start()
-        first = ground.push(directory, SERVED)
+        installation.start()
+        first = installation.push(directory, SERVED)
         if first.outcome() != ANSWERED:
-            raise PreconditionFailed(f"the first push is {first.outcome()}: {json.dumps(first.said())}")
-        ground.ask("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
-        ground.expect_answer()
-        wrong = ground.settle([])
+            raise PreconditionFailed(f"the first push is {first.outcome()}: {json.dumps(first.outputs())}")
+        installation.call_admin("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
+        installation.expect_answer()
+        wrong = installation.settle_bill([])
         if wrong:
             raise PreconditionFailed(f"the first request: {wrong}")
-        yield ground
+        yield installation
     finally:
-        ground.abandon()
+        installation.abandon()

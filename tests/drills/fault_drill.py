@@ -25,14 +25,14 @@ def run_under_fault(
     scene: FaultScene, models: TinyModels, operation: Operation, expected: RequestOutcome
 ) -> tuple[RequestOutcome, list[str]]:
     """Return the client's outcome and all problems. After the fault, the same operation must succeed."""
-    ground = scene.ground
-    push = partial(ground.push, models.fresh(), "pushed")
-    ground.wait_until_whole()
+    installation = scene.installation
+    push = partial(installation.push, models.fresh(), "pushed")
+    installation.wait_until_whole()
     if operation is Operation.COLD:
-        ground.scale_to_zero()
-        ground.wait_until_whole()
+        installation.scale_to_zero()
+        installation.wait_until_whole()
     else:
-        ground.replica_at_work()
+        installation.replica_at_work()
     with contextlib.ExitStack() as stack:
         with scene.during():
             running: Running = push() if operation is Operation.PUSH else scene.call(scene.tokens)
@@ -43,9 +43,9 @@ def run_under_fault(
         endings = [replace(ending, unread=scene.unread) for ending in running.endings()]
     if isinstance(running, PushCommand) and seen != ANSWERED:
         wrong += [] if (repeated := push().outcome()) == ANSWERED else [f"the same again is {repeated}"]
-    ground.wait_until_whole()
-    ground.expect_answer()
-    return seen, wrong + ground.settle(endings)
+    installation.wait_until_whole()
+    installation.expect_answer()
+    return seen, wrong + installation.settle_bill(endings)
 
 
 def drill_fault(context: DrillContext, fault: FaultKind, operations: Sequence[Operation]) -> None:
@@ -53,7 +53,7 @@ def drill_fault(context: DrillContext, fault: FaultKind, operations: Sequence[Op
     shared = leftovers.shared_memory()
     with (
         SCENES[fault](context.work / str(fault)) as scene,
-        running_drill_installation(scene.ground, context.models.served) as ground,
+        running_drill_installation(scene.installation, context.models.served) as installation,
     ):
         for operation in operations:
             expected = fault_expected(fault, operation)
@@ -61,4 +61,4 @@ def drill_fault(context: DrillContext, fault: FaultKind, operations: Sequence[Op
                 cell = partial(run_under_fault, scene, context.models, operation, expected)
                 context.tell(run_cell(f"{fault}/{operation}", cell))
         scene.sound()
-        context.tell(run_cell(f"after {fault}", partial(check_group, ground, shared)))
+        context.tell(run_cell(f"after {fault}", partial(check_group, installation, shared)))

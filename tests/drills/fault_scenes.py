@@ -31,7 +31,7 @@ _NAMESPACED: Final = "DRILLS_NAMESPACED"
 class FaultScene:
     """An installation that is not started yet, and its fault. The fault lasts for the block of `during`."""
 
-    ground: DrillInstallation
+    installation: DrillInstallation
     during: Callable[[], AbstractContextManager[None]]
     call: Callable[[int], StreamedRequests]  # starts a request of so many tokens with this scene's client
     tokens: int = 10
@@ -66,8 +66,8 @@ def _disk(place: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(place)], check=False)
 
 
-def _plain(ground: DrillInstallation) -> Callable[[int], StreamedRequests]:
-    return lambda tokens: ground.call(tokens)
+def _plain(installation: DrillInstallation) -> Callable[[int], StreamedRequests]:
+    return lambda tokens: installation.call(tokens)
 
 
 @contextlib.contextmanager
@@ -87,8 +87,8 @@ def disk_full(work: Path) -> Iterator[FaultScene]:
             filler.unlink()
 
     with _disk(disk):
-        ground = DrillInstallation(disk / "data")
-        yield FaultScene(ground, full, _plain(ground))
+        installation = DrillInstallation(disk / "data")
+        yield FaultScene(installation, full, _plain(installation))
 
 
 def _free(place: Path) -> int:
@@ -110,42 +110,44 @@ def read_only(work: Path) -> Iterator[FaultScene]:
             _mount("-o", f"remount,rw,size={DISK}", str(disk))
 
     with _disk(disk):
-        ground = DrillInstallation(work / "data", options=["--store", f"file://{disk / 'store'}"])
-        yield FaultScene(ground, sealed, _plain(ground))
+        installation = DrillInstallation(work / "data", options=["--store", f"file://{disk / 'store'}"])
+        yield FaultScene(installation, sealed, _plain(installation))
 
 
 @contextlib.contextmanager
 def slow_client(work: Path) -> Iterator[FaultScene]:
     """The client reads one event at a time, 10 ms each, through a buffer of 4 kB."""
-    ground = DrillInstallation(work / "data")
-    yield FaultScene(ground, contextlib.nullcontext, lambda tokens: ground.call(tokens, pace_s=0.01), tokens=200)
+    installation = DrillInstallation(work / "data")
+    yield FaultScene(
+        installation, contextlib.nullcontext, lambda tokens: installation.call(tokens, pace_s=0.01), tokens=200
+    )
 
 
 @contextlib.contextmanager
 def half_open(work: Path) -> Iterator[FaultScene]:
     """After some words, the client's connection is silent: it reads nothing and never closes."""
-    ground = DrillInstallation(work / "data")
+    installation = DrillInstallation(work / "data")
     relays: list[SilentRelay] = []
 
     def call(tokens: int) -> StreamedRequests:
-        relays.append(SilentRelay(ground.port))
-        calls = ground.call(tokens, port=relays[-1].__enter__().port)
+        relays.append(SilentRelay(installation.port))
+        calls = installation.call(tokens, port=relays[-1].__enter__().port)
         calls.wait_for(lambda: calls.words > 5, "words come")
         relays[-1].fall_silent()
         return calls
 
     @contextlib.contextmanager
     def silent() -> Iterator[None]:
-        before = bill_totals_of(ground.bill()).requests
+        before = bill_totals_of(installation.bill()).requests
         try:
             yield
             # The connection is still silent: the activator's stall limit ends the request.
-            wait(lambda: bill_totals_of(ground.bill()).requests > before, "the door lets go of a silent client")
+            wait(lambda: bill_totals_of(installation.bill()).requests > before, "the door lets go of a silent client")
         finally:
             while relays:
                 relays.pop().__exit__()
 
-    yield FaultScene(ground, silent, call, tokens=LONG, unread=LONG)
+    yield FaultScene(installation, silent, call, tokens=LONG, unread=LONG)
 
 
 @contextlib.contextmanager
@@ -153,7 +155,7 @@ def clock_step(work: Path) -> Iterator[FaultScene]:
     """The wall clock jumps ten minutes ahead, and then ten minutes behind."""
     work.mkdir(parents=True, exist_ok=True)
     clock = SteppedClock(work / "clock")
-    ground = DrillInstallation(work / "data", clock=clock)
+    installation = DrillInstallation(work / "data", clock=clock)
 
     @contextlib.contextmanager
     def stepped() -> Iterator[None]:
@@ -163,7 +165,7 @@ def clock_step(work: Path) -> Iterator[FaultScene]:
         finally:
             clock.step(-STEP_S)
 
-    yield FaultScene(ground, stepped, _plain(ground), sound=lambda: clock.step(0))
+    yield FaultScene(installation, stepped, _plain(installation), sound=lambda: clock.step(0))
 
 
 @contextlib.contextmanager
@@ -171,25 +173,27 @@ def store_away(work: Path) -> Iterator[FaultScene]:
     """Versions are in S3, and every connection to it is closed at once."""
     with serving() as buckets, FaultProxy(buckets.host, buckets.port) as proxy:
         url = buckets.url(buckets.make(), "here", port=proxy.port, read_s=5)
-        ground = DrillInstallation(work / "data", settings=ENVIRONMENT, options=["--store", url])
-        yield FaultScene(ground, lambda: proxy.faulty(ClosedConnection()), _plain(ground))
+        installation = DrillInstallation(work / "data", settings=ENVIRONMENT, options=["--store", url])
+        yield FaultScene(installation, lambda: proxy.faulty(ClosedConnection()), _plain(installation))
 
 
 @contextlib.contextmanager
 def locked(work: Path) -> Iterator[FaultScene]:
     """Another process holds the database's write lock."""
-    ground = DrillInstallation(work / "data")
+    installation = DrillInstallation(work / "data")
 
     @contextlib.contextmanager
     def held() -> Iterator[None]:
-        with contextlib.closing(sqlite3.connect(ground.data / "kelvin.db", timeout=30, isolation_level=None)) as other:
+        with contextlib.closing(
+            sqlite3.connect(installation.data / "kelvin.db", timeout=30, isolation_level=None)
+        ) as other:
             other.execute("BEGIN EXCLUSIVE")
             try:
                 yield
             finally:
                 other.execute("ROLLBACK")
 
-    yield FaultScene(ground, held, _plain(ground))
+    yield FaultScene(installation, held, _plain(installation))
 
 
 SCENES: Final[Mapping[FaultKind, Callable[[Path], AbstractContextManager[FaultScene]]]] = {

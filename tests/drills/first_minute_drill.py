@@ -70,9 +70,9 @@ class HeldFirstStage:
 class StartingInstallation:
     """`kelvin up`, until it is ready."""
 
-    def __init__(self, ground: DrillInstallation) -> None:
-        self._ground = ground
-        self.pid = ground.begin()
+    def __init__(self, installation: DrillInstallation) -> None:
+        self._ground = installation
+        self.pid = installation.begin()
         self._outcome: RequestOutcome | None = None
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class StartingInstallation:
         return self._outcome is not None
 
     def outcome(self) -> RequestOutcome:
-        if self._outcome is None and self._ground.becomes_ready():
+        if self._outcome is None and self._ground.wait_ready():
             self._outcome = ANSWERED
         elif self._outcome is None:
             if self._ground.wait_exit() != KILLED:
@@ -98,59 +98,61 @@ class StartingInstallation:
 
 
 @contextlib.contextmanager
-def start(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def start(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """The data directory does not exist yet, and `kelvin up` starts."""
     # The victim is killed as soon as it exists.
-    held = HeldOperation(StartingInstallation(ground), lambda: True, None)
+    held = HeldOperation(StartingInstallation(installation), lambda: True, None)
     yield HeldFirstStage(held.is_there, held)
 
 
 @contextlib.contextmanager
-def before_push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def before_push(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """All processes are idle, and no version was ever pushed."""
-    yield HeldFirstStage(lambda: not _has_versions(ground), again=lambda: ground.push(models.served, SERVED))
+    yield HeldFirstStage(
+        lambda: not _has_versions(installation), again=lambda: installation.push(models.served, SERVED)
+    )
 
 
 @contextlib.contextmanager
-def push(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def push(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """Some chunks of the first push are staged, and the push is still sending."""
-    running = ground.push(models.served, SERVED, "96K")
-    held = HeldOperation(running, lambda: not running.is_over() and not drafts(ground.data), None)
+    running = installation.push(models.served, SERVED, "96K")
+    held = HeldOperation(running, lambda: not running.is_over() and not drafts(installation.data), None)
     with contextlib.closing(held):
-        wait(lambda: sent(ground.data) >= STAGED or running.is_over(), "chunks are staged")
-        yield HeldFirstStage(held.is_there, held, lambda: ground.push(models.served, SERVED))
+        wait(lambda: sent(installation.data) >= STAGED or running.is_over(), "chunks are staged")
+        yield HeldFirstStage(held.is_there, held, lambda: installation.push(models.served, SERVED))
 
 
 @contextlib.contextmanager
-def before_lease(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def before_lease(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """A version exists, and none of its bytes was ever read."""
-    yield HeldFirstStage(lambda: not ground.replicas(), again=lambda: ground.call(10))
+    yield HeldFirstStage(lambda: not installation.replicas(), again=lambda: installation.call(10))
 
 
 @contextlib.contextmanager
-def request(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def request(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """The first request waits for the first lease."""
-    with waiting_for_lease(ground) as held:
-        yield HeldFirstStage(held.is_there, held, lambda: ground.call(10))
+    with waiting_for_lease(installation) as held:
+        yield HeldFirstStage(held.is_there, held, lambda: installation.call(10))
 
 
 @contextlib.contextmanager
-def record(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def record(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """A month has begun while a replica was idle, and the request of its first record has some tokens."""
-    next_month(ground, 10)
-    with decode(ground, models) as held:
-        yield HeldFirstStage(lambda: held.is_there() and not bill_totals_of(ground.bill()).requests, held)
+    next_month(installation, 10)
+    with decode(installation, models) as held:
+        yield HeldFirstStage(lambda: held.is_there() and not bill_totals_of(installation.bill()).requests, held)
 
 
 @contextlib.contextmanager
-def closing(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
+def closing(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldFirstStage]:
     """The first month with a record is over, and its closing has begun. The control plane is stopped."""
-    month = ground.month
-    next_month(ground, 2 * HOUR_S)
-    runtime, control = ground.replica(), ground.process(VictimProcess.CONTROL_PLANE)
+    month = installation.month
+    next_month(installation, 2 * HOUR_S)
+    runtime, control = installation.replica(), installation.process(VictimProcess.CONTROL_PLANE)
 
     def close() -> KelvinCommand:
-        return KelvinCommand(["billing", "close", "--month", month, "--data", str(ground.data)])
+        return KelvinCommand(["billing", "close", "--month", month, "--data", str(installation.data)])
 
     control.suspend()
     command = close()
@@ -158,23 +160,23 @@ def closing(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldFirst
         command, lambda: control.status() == psutil.STATUS_STOPPED and not command.is_over(), runtime, [control]
     )
     with contextlib.closing(held):
-        ground.wait_for_connection(command.pid)
+        installation.wait_for_connection(command.pid)
         yield HeldFirstStage(held.is_there, held, close)
 
 
-def next_month(ground: DrillInstallation, seconds: int) -> None:
+def next_month(installation: DrillInstallation, seconds: int) -> None:
     """Step the clock into the next month, once all earlier requests are on the bill and a replica is idle."""
-    ground.replica_at_work()
-    if wrong := ground.settle([]):
+    installation.replica_at_work()
+    if wrong := installation.settle_bill([]):
         raise PreconditionFailed(f"before the month ends: {wrong}")
     now_s = time.time()
     today = time.gmtime(now_s)
     begins_s = calendar.timegm((today.tm_year, today.tm_mon + 1, 1, 0, 0, 0))
-    ground.step(int(begins_s - now_s) + seconds)
+    installation.step(int(begins_s - now_s) + seconds)
 
 
-def _has_versions(ground: DrillInstallation) -> bool:
-    return any((ground.data / "store").glob("*/manifests/*"))
+def _has_versions(installation: DrillInstallation) -> bool:
+    return any((installation.data / "store").glob("*/manifests/*"))
 
 
 FIRST_STAGE_CONTEXTS: Final[
@@ -191,61 +193,61 @@ FIRST_STAGE_CONTEXTS: Final[
 
 
 def drill_first_stage(
-    ground: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess | None
+    installation: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess | None
 ) -> tuple[RequestOutcome, list[str]]:
     """Kill the process at the stage, if one is given. Return the client's outcome and all problems.
 
     Raises StageMissed.
     """
     wrong: list[str] = []
-    with FIRST_STAGE_CONTEXTS[stage](ground, models) as first:
+    with FIRST_STAGE_CONTEXTS[stage](installation, models) as first:
         if process is not None:
-            _kill_when_there(ground, process, first)
+            _kill_when_there(installation, process, first)
         # A replica that stays stopped would make the activator cut its stream, as no drain reaches it.
         if process is VictimProcess.SUPERVISOR and stage is not FirstStage.RECORD:
-            _wait_for_orphans(ground)
+            _wait_for_orphans(installation)
         if first.held is not None:
             first.held.release()
         if stage is FirstStage.START:
             seen, endings = _ended(first)  # before it is started again
         if process in ENDS_INSTALLATION:
-            ground.restart()
+            installation.restart()
         if stage is not FirstStage.START:
             seen, endings = _ended(first)
-        ground.wait_until_whole()
+        installation.wait_until_whole()
         if seen != ANSWERED and first.again is not None:
             repeated, more = _ended(HeldFirstStage(first.is_there, None, first.again))
             endings += more
             wrong += [] if repeated == ANSWERED else [f"the same again is {repeated}"]
     if stage in (FirstStage.BEFORE_PUSH, FirstStage.PUSH):
-        ground.ask("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
+        installation.call_admin("PUT", f"/admin/v1/models/{SERVED}/scale", {"max": 1})
     elif stage is not FirstStage.START:
-        ground.expect_answer()
-    return seen, wrong + ground.settle(billed(process, endings))
+        installation.expect_answer()
+    return seen, wrong + installation.settle_bill(billed(process, endings))
 
 
-def _kill_when_there(ground: DrillInstallation, process: VictimProcess, first: HeldFirstStage) -> None:
+def _kill_when_there(installation: DrillInstallation, process: VictimProcess, first: HeldFirstStage) -> None:
     dying: list[psutil.Process] = []
 
     def is_there() -> bool:
         with contextlib.suppress(PreconditionFailed, psutil.Error):
-            dying[:] = choose_victims(ground, process, first.held)
-            return process not in ENDS_INSTALLATION or len(ground.everything()) > SERVICES
+            dying[:] = choose_victims(installation, process, first.held)
+            return process not in ENDS_INSTALLATION or len(installation.all_processes()) > SERVICES
         return False
 
     wait(is_there, f"{process} is there to be killed")
-    ground.note_family()
+    installation.record_processes()
     if not first.is_there():
         raise StageMissed("the operation was not at its stage")
     kill(dying)
 
 
-def _wait_for_orphans(ground: DrillInstallation) -> None:
+def _wait_for_orphans(installation: DrillInstallation) -> None:
     """Wait until the processes that are not held have ended. Otherwise their order would depend on chance."""
     held = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
     def are_gone() -> bool:
-        return all(_status(process) in held for process in ground.family())
+        return all(_status(process) in held for process in installation.recorded_processes())
 
     wait(are_gone, "the processes of a supervisor that was killed end")
 
@@ -290,27 +292,27 @@ def _drill_chain(
     shared, tries = leftovers.shared_memory(), count(1)
     done: set[FirstStage] = set()
     while True:
-        with _installation(context.work / f"{name}-{next(tries)}") as ground:
+        with _installation(context.work / f"{name}-{next(tries)}") as installation:
             for stage in chain:
                 if stage in done or stage not in drilled:
-                    drill_first_stage(ground, context.models, stage, None)
+                    drill_first_stage(installation, context.models, stage, None)
                     continue
-                result = run_cell(f"{process}/{stage}", partial(_cell, ground, context.models, stage, process))
+                result = run_cell(f"{process}/{stage}", partial(_cell, installation, context.models, stage, process))
                 done.add(stage)
                 context.tell(result)
                 if result.seen is None:
                     break  # the state of the installation is unknown
             else:
-                context.tell(run_cell(f"after {name}", partial(check_group, ground, shared)))
+                context.tell(run_cell(f"after {name}", partial(check_group, installation, shared)))
                 return
             if done >= set(drilled):
                 return
 
 
 def _cell(
-    ground: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess
+    installation: DrillInstallation, models: TinyModels, stage: FirstStage, process: VictimProcess
 ) -> tuple[RequestOutcome, list[str]]:
-    seen, wrong = drill_first_stage(ground, models, stage, process)
+    seen, wrong = drill_first_stage(installation, models, stage, process)
     return seen, outcome_problems(first_expected(process, stage), seen) + wrong
 
 
@@ -318,8 +320,8 @@ def _cell(
 def _installation(place: Path) -> Iterator[DrillInstallation]:
     """Yield an installation without a data directory, but with a clock."""
     place.mkdir(parents=True)
-    ground = DrillInstallation(place / "data", clock=SteppedClock(place / "clock"))
+    installation = DrillInstallation(place / "data", clock=SteppedClock(place / "clock"))
     try:
-        yield ground
+        yield installation
     finally:
-        ground.abandon()
+        installation.abandon()

@@ -97,11 +97,11 @@ class StreamedRequests:
         with self._heard:
             return self._closed or any(line["type"] == "end" for line in self._events)
 
-    def wait_for(self, is_so: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
         """Wait until `is_so()`. Raises PreconditionFailed if the request ends before, or after `limit_s`."""
         limit = time.monotonic() + limit_s
         with self._heard:
-            while not is_so():
+            while not condition():
                 if self._closed or not self._heard.wait(limit - time.monotonic()):
                     raise PreconditionFailed(f"a request: {what}; heard {self._events[-1:]}")
 
@@ -161,7 +161,7 @@ class KelvinCommand:
         command = [sys.executable, "-m", "kelvin.cli.main", *words]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
-        self._said: tuple[str, str] | None = None
+        self._outputs: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} pid={self.pid} {self._process.returncode}>"
@@ -173,18 +173,18 @@ class KelvinCommand:
     def is_over(self) -> bool:
         return self._process.poll() is not None
 
-    def said(self) -> tuple[str, str]:
+    def outputs(self) -> tuple[str, str]:
         """Wait for the end. Return both outputs."""
-        if self._said is None:
+        if self._outputs is None:
             try:
-                self._said = self._process.communicate(timeout=END_S)
+                self._outputs = self._process.communicate(timeout=END_S)
             except subprocess.TimeoutExpired:
                 raise PreconditionFailed("a command does not end") from None
-        return self._said
+        return self._outputs
 
     def outcome(self) -> RequestOutcome:
         """See `Operation`. A traceback raises PreconditionFailed."""
-        out, err = self.said()
+        out, err = self.outputs()
         match self._process.returncode:
             case 0:
                 return ANSWERED
@@ -200,7 +200,7 @@ class KelvinCommand:
 
     def close(self) -> None:
         self._process.kill()
-        self.said()
+        self.outputs()
 
 
 class PushCommand(KelvinCommand):
@@ -214,7 +214,7 @@ class PushCommand(KelvinCommand):
 
     def outcome(self) -> RequestOutcome:
         """See `Operation`. The code of a refusal is in its JSON."""
-        out, err = self.said()
+        out, err = self.outputs()
         if self._process.returncode in (0, KILLED):
             return super().outcome()
         try:

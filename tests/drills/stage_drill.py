@@ -54,7 +54,7 @@ def run_cell(name: str, work: Callable[[], tuple[RequestOutcome | None, list[str
 
 
 def choose_victims(
-    ground: DrillInstallation, process: VictimProcess, held: HeldOperation | None
+    installation: DrillInstallation, process: VictimProcess, held: HeldOperation | None
 ) -> list[psutil.Process]:
     """Return the victims: one process, all standbys, or all processes. Raises PreconditionFailed if there is none."""
     match process:
@@ -63,39 +63,39 @@ def choose_victims(
         case VictimProcess.RUNTIME if held is not None and held.runtime is not None:
             return [held.runtime]
         case VictimProcess.EVERYTHING:
-            return ground.everything()
+            return installation.all_processes()
         case VictimProcess.STANDBY:
-            found = ground.standbys(held.runtime if held else None)
+            found = installation.standbys(held.runtime if held else None)
             if not found:
                 raise PreconditionFailed("no standby is there to be killed")
             return found
         case _:
-            return [ground.process(process)]
+            return [installation.process(process)]
 
 
 def kill_at(
-    ground: DrillInstallation, models: TinyModels, process: VictimProcess, stage: Stage, expected: RequestOutcome
+    installation: DrillInstallation, models: TinyModels, process: VictimProcess, stage: Stage, expected: RequestOutcome
 ) -> tuple[RequestOutcome, list[str]]:
     """Return the client's outcome and all problems. A kill that missed its stage is repeated."""
     for _ in range(TRIES):
-        ground.wait_until_whole()
-        with STAGE_CONTEXTS[stage](ground, models) as held:
-            dying = choose_victims(ground, process, held) if held.is_there() else []
-            ground.note_family()
+        installation.wait_until_whole()
+        with STAGE_CONTEXTS[stage](installation, models) as held:
+            dying = choose_victims(installation, process, held) if held.is_there() else []
+            installation.record_processes()
             hit = bool(dying) and held.is_there()
             if hit:
                 kill(dying)
             held.release()
             if hit and process in ENDS_INSTALLATION:
-                ground.restart()
+                installation.restart()
             seen = held.operation.outcome()
             endings = [*held.operation.endings(), *(held.beside.endings() if held.beside else ())]
             wrong = outcome_problems(expected, seen) if hit else []
-            ground.wait_until_whole()
+            installation.wait_until_whole()
             if seen != ANSWERED and held.again is not None:
                 wrong += _once_more(held)
-        ground.expect_answer()
-        wrong += ground.settle(billed(process, endings))
+        installation.expect_answer()
+        wrong += installation.settle_bill(billed(process, endings))
         if hit or wrong:
             return seen, wrong
     raise PreconditionFailed(f"none of {TRIES} kills met its stage")
@@ -122,28 +122,32 @@ def _once_more(held: HeldOperation) -> list[str]:
         again.close()
 
 
-def check_group(ground: DrillInstallation, shared: frozenset[str]) -> tuple[None, list[str]]:
+def check_group(installation: DrillInstallation, shared: frozenset[str]) -> tuple[None, list[str]]:
     """Run the closing checks of a group: bill, ledger and store by their commands, then the end and its leftovers."""
-    ground.scale_to_zero()
-    wait(lambda: not ground.bill()["open_runtimes"], "every life is recorded")
+    installation.scale_to_zero()
+    wait(lambda: not installation.bill()["open_runtimes"], "every life is recorded")
     unbalanced: list[str] = []
 
     def balances() -> bool:
-        unbalanced[:] = ground.unbalanced()
+        unbalanced[:] = installation.balance_problems()
         return not unbalanced
 
     with contextlib.suppress(PreconditionFailed):  # the records that a replica writes at its end arrive later
         wait(balances, "the bill balances", SETTLED_S)
-    wrong = ground.unsettled() + unbalanced
+    wrong = installation.unsettled_changes() + unbalanced
     for words in (["billing", "verify"], ["fsck"]):
-        status, out, err = ground.kelvin(*words)
+        status, out, err = installation.kelvin(*words)
         if status != 0:
             wrong.append(f"kelvin {' '.join(words)} ends with {status}: {err.strip() or out.strip()[-500:]}")
     with contextlib.suppress(PreconditionFailed):  # what remains is in the list
-        wait(lambda: not find_unfinished_writes(ground.data) + find_stray_sockets(ground.data), "nothing is left", 5)
-    wrong += find_unfinished_writes(ground.data) + find_stray_sockets(ground.data)
-    ground.stop()
-    wrong += find_leftovers(ground.data)
+        wait(
+            lambda: not find_unfinished_writes(installation.data) + find_stray_sockets(installation.data),
+            "nothing is left",
+            5,
+        )
+    wrong += find_unfinished_writes(installation.data) + find_stray_sockets(installation.data)
+    installation.stop()
+    wrong += find_leftovers(installation.data)
     with contextlib.suppress(
         PreconditionFailed
     ):  # other tests may have created shared memory that they have not opened yet
@@ -186,12 +190,12 @@ def drill_stage(context: DrillContext, stage: Stage, processes: Iterable[VictimP
         )
 
     with ExitStack() as stack:
-        ground = stack.enter_context(fresh())
+        installation = stack.enter_context(fresh())
         for process in order:
             expected = kill_expected(process, stage)
-            cell = partial(kill_at, ground, context.models, process, stage, expected)
+            cell = partial(kill_at, installation, context.models, process, stage, expected)
             context.tell(result := run_cell(f"{process}/{stage}", cell))
             if result.seen is None:  # the state of the installation is unknown
                 stack.close()
-                ground = stack.enter_context(fresh())
-        context.tell(run_cell(f"after {stage}", partial(check_group, ground, shared)))
+                installation = stack.enter_context(fresh())
+        context.tell(run_cell(f"after {stage}", partial(check_group, installation, shared)))

@@ -65,71 +65,71 @@ class HeldOperation:
 
 
 @contextlib.contextmanager
-def upload(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def upload(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """Some chunks are staged, and the push is still sending."""
-    runtime = ground.replica_at_work()
+    runtime = installation.replica_at_work()
     directory = models.fresh()
-    push = ground.push(directory, "uploaded", "96K")
-    held = HeldOperation(push, lambda: not push.is_over() and not drafts(ground.data), runtime)
-    held.again = lambda: ground.push(directory, "uploaded")
+    push = installation.push(directory, "uploaded", "96K")
+    held = HeldOperation(push, lambda: not push.is_over() and not drafts(installation.data), runtime)
+    held.again = lambda: installation.push(directory, "uploaded")
     with contextlib.closing(held):
-        wait(lambda: sent(ground.data) >= STAGED or push.is_over(), "chunks are staged")
+        wait(lambda: sent(installation.data) >= STAGED or push.is_over(), "chunks are staged")
         yield held
 
 
 @contextlib.contextmanager
-def seal(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def seal(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """The draft is written, and the standby that has to seal it is stopped."""
-    runtime = ground.replica_at_work()
+    runtime = installation.replica_at_work()
     directory = models.fresh()
-    push = ground.push(directory, "sealed", "192K")
-    held = HeldOperation(push, lambda: bool(drafts(ground.data)) and not push.is_over(), runtime)
-    held.again = lambda: ground.push(directory, "sealed")
+    push = installation.push(directory, "sealed", "192K")
+    held = HeldOperation(push, lambda: bool(drafts(installation.data)) and not push.is_over(), runtime)
+    held.again = lambda: installation.push(directory, "sealed")
     with contextlib.closing(held):
-        wait(lambda: sent(ground.data) >= 1 or push.is_over(), "a chunk is staged")
-        ground.wait_until_whole()
-        for standby in ground.standbys(runtime):
+        wait(lambda: sent(installation.data) >= 1 or push.is_over(), "a chunk is staged")
+        installation.wait_until_whole()
+        for standby in installation.standbys(runtime):
             with contextlib.suppress(psutil.NoSuchProcess):  # the one that has just checked the headers
                 held.stop(standby)
-        wait(lambda: bool(drafts(ground.data)) or push.is_over(), "a draft waits to be sealed")
+        wait(lambda: bool(drafts(installation.data)) or push.is_over(), "a draft waits to be sealed")
         yield held
 
 
 @contextlib.contextmanager
-def restore(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def restore(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A process has the version and waits for a lease of its bytes: the cache is stopped."""
-    ground.scale_to_zero()
-    ground.wait_until_whole()
-    with waiting_for_lease(ground) as held:
+    installation.scale_to_zero()
+    installation.wait_until_whole()
+    with waiting_for_lease(installation) as held:
         yield held
 
 
 @contextlib.contextmanager
-def waiting_for_lease(ground: DrillInstallation) -> Iterator[HeldOperation]:
+def waiting_for_lease(installation: DrillInstallation) -> Iterator[HeldOperation]:
     """Start a request for the served model, which has no replica, and hold it there."""
-    cache = ground.process(VictimProcess.CACHE)
+    cache = installation.process(VictimProcess.CACHE)
     cache.suspend()
-    call = ground.call(10)
+    call = installation.call(10)
     # The cache, until the restoring process is known.
     held = HeldOperation(
-        call, lambda: bool(ground.replicas(SERVED, "restoring")) and not call.is_over(), cache, [cache]
+        call, lambda: bool(installation.replicas(SERVED, "restoring")) and not call.is_over(), cache, [cache]
     )
     with contextlib.closing(held):
-        held.runtime = ground.replica("restoring")
+        held.runtime = installation.replica("restoring")
         yield held
 
 
 @contextlib.contextmanager
-def queued(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def queued(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """The only replica is stopped with all its slots taken, and one more request is queued."""
-    runtime = ground.replica_at_work()
-    places = ground.replica_row()["max_streams"]
+    runtime = installation.replica_at_work()
+    places = installation.replica_row()["max_streams"]
     runtime.suspend()
-    others = ground.call(2, times=places, prompt="w7 w8")
+    others = installation.call(2, times=places, prompt="w7 w8")
     held = HeldOperation(others, lambda: True, runtime, [runtime], beside=others)
     with contextlib.closing(held):
         others.wait_for(lambda: others.stages() == {"prefilling"}, "all slots are taken")
-        call = ground.call(5)
+        call = installation.call(5)
         held.operation = call
         call.wait_for(lambda: "queued" in call.stages(), "it is queued")
         held.is_there = lambda: call.stages() == {"queued"} and not call.is_over()
@@ -137,11 +137,11 @@ def queued(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperat
 
 
 @contextlib.contextmanager
-def prefill(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def prefill(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A replica has the request and has answered no byte: it is stopped."""
-    runtime = ground.replica_at_work()
+    runtime = installation.replica_at_work()
     runtime.suspend()
-    call = ground.call(10)
+    call = installation.call(10)
     held = HeldOperation(call, lambda: call.stages() == {"prefilling"} and call.words == 0, runtime, [runtime])
     with contextlib.closing(held):
         call.wait_for(lambda: "prefilling" in call.stages(), "it is prefilling")
@@ -149,10 +149,10 @@ def prefill(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOpera
 
 
 @contextlib.contextmanager
-def decode(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def decode(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """Some tokens have arrived, others have not: the replica is stopped, and no byte is on its way."""
-    runtime = ground.replica_at_work()
-    call = ground.call(LONG_TOKENS)
+    runtime = installation.replica_at_work()
+    call = installation.call(LONG_TOKENS)
     held = HeldOperation(call, lambda: 0 < call.words < LONG_TOKENS and not call.is_finished(), runtime)
     with contextlib.closing(held):
         call.wait_for(lambda: call.words >= BEGUN_WORDS, "tokens come")
@@ -162,12 +162,12 @@ def decode(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperat
 
 
 @contextlib.contextmanager
-def last_byte(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def last_byte(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """The client has the whole text, the record is durable, and the activator has not sent the end of the stream."""
-    runtime = ground.replica_at_work()
-    activator = ground.process(VictimProcess.ACTIVATOR)
-    (ground.data / "hold").write_text("synced")
-    call = ground.call(TOKENS)
+    runtime = installation.replica_at_work()
+    activator = installation.process(VictimProcess.ACTIVATOR)
+    (installation.data / "hold").write_text("synced")
+    call = installation.call(TOKENS)
     held = HeldOperation(call, lambda: call.is_finished() and not call.is_over(), runtime, [activator])
     with contextlib.closing(held):
         wait(lambda: activator.status() == psutil.STATUS_STOPPED, "the activator stopped before the last byte")
@@ -176,21 +176,21 @@ def last_byte(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOpe
 
 
 @contextlib.contextmanager
-def report(ground: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
+def report(installation: DrillInstallation, models: TinyModels) -> Iterator[HeldOperation]:
     """A request is over and its record is durable. The control plane is stopped, so neither ledger nor bill has it."""
-    runtime = ground.replica_at_work()
-    control = ground.process(VictimProcess.CONTROL_PLANE)
+    runtime = installation.replica_at_work()
+    control = installation.process(VictimProcess.CONTROL_PLANE)
     control.suspend()
-    call = ground.call(10)
+    call = installation.call(10)
     held = HeldOperation(call, call.is_over, runtime, [control], beside=call)
     with contextlib.closing(held):
         call.wait_for(call.is_over, "it is answered without a control plane")
         if call.outcome() != ANSWERED:
             raise PreconditionFailed(f"without a control plane a request is {call.outcome()}")
-        bill = ground.billing()
-        held.operation, held.again = bill, ground.billing
+        bill = installation.billing()
+        held.operation, held.again = bill, installation.billing
         held.is_there = lambda: control.status() == psutil.STATUS_STOPPED and not bill.is_over()
-        ground.wait_for_connection(bill.pid)
+        installation.wait_for_connection(bill.pid)
         yield held
 
 

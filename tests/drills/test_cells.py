@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from coldstart_bench.harness import installation
+from coldstart_bench.harness import installation as harness
 from tests.drills.damage_drill import _refused
 from tests.drills.drill_installation import DrillInstallation
 from tests.drills.matrix import StartOutcome
@@ -19,16 +19,16 @@ def test_an_installation_that_does_not_end_is_red(tmp_path: Path, monkeypatch: p
     """A hanging installation is a result of a drill, not an error of the drill."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(installation, "END_S", 1.0)
-    ground = DrillInstallation(tmp_path / "data", program="stubborn")
-    ground.begin()
-    assert ground._process is not None
+    monkeypatch.setattr(harness, "END_S", 1.0)
+    installation = DrillInstallation(tmp_path / "data", program="stubborn")
+    installation.begin()
+    assert installation._process is not None
     try:
-        assert ground._process.ready_line() == "1\n"
-        ground._process.send(signal.SIGTERM)
-        result = run_cell("x", cast(Any, lambda: (None, [str(ground.wait_exit())])))
+        assert installation._process.ready_line() == "1\n"
+        installation._process.send(signal.SIGTERM)
+        result = run_cell("x", cast(Any, lambda: (None, [str(installation.wait_exit())])))
     finally:
-        ground.abandon()
+        installation.abandon()
     assert result.wrong == ("InstallationFailed: kelvin up did not end within 1 s",)
 
 
@@ -36,13 +36,13 @@ def test_start_that_dies_without_a_message_is_red(tmp_path: Path, monkeypatch: p
     """A start with a damaged file that was killed has not refused it."""
     (tmp_path / "silent.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    ground = DrillInstallation(tmp_path / "data", program="silent")
-    ground.begin()
+    installation = DrillInstallation(tmp_path / "data", program="silent")
+    installation.begin()
     try:
-        assert not ground.becomes_ready()
-        assert _refused(ground, "ca.pem") == (StartOutcome.REFUSED, ["`kelvin up` ended with -9: "])
+        assert not installation.wait_ready()
+        assert _refused(installation, "ca.pem") == (StartOutcome.REFUSED, ["`kelvin up` ended with -9: "])
     finally:
-        ground.abandon()
+        installation.abandon()
 
 
 def test_the_bill_is_of_the_installations_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,5 +55,5 @@ def test_the_bill_is_of_the_installations_month(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(DrillInstallation, "kelvin", kelvin)
     monkeypatch.setattr(DrillInstallation, "month", "2031-05")
-    assert DrillInstallation(tmp_path / "data").unbalanced() == []
+    assert DrillInstallation(tmp_path / "data").balance_problems() == []
     assert commands[0][-2:] == ("--month", "2031-05")

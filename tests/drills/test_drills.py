@@ -50,52 +50,52 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 
 @pytest.fixture(scope="module")
-def ground(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrillInstallation]:
+def installation(models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrillInstallation]:
     """An installation for the negative controls."""
     with running_drill_installation(
         DrillInstallation(tmp_path_factory.mktemp("drill") / "data"), models.served
-    ) as ground:
-        yield ground
+    ) as installation:
+        yield installation
 
 
-def test_wrong_expectation_fails_the_cell(ground: DrillInstallation, models: TinyModels) -> None:
+def test_wrong_expectation_fails_the_cell(installation: DrillInstallation, models: TinyModels) -> None:
     """Negative control: the same kills with another expected outcome are red."""
-    seen, wrong = kill_at(ground, models, VictimProcess.RUNTIME, Stage.DECODE, ANSWERED)
+    seen, wrong = kill_at(installation, models, VictimProcess.RUNTIME, Stage.DECODE, ANSWERED)
     assert (seen, wrong) == (refused_with("replica_lost"), ["expected answered, seen refused replica_lost"])
-    seen, wrong = kill_at(ground, models, VictimProcess.SNAPSHOTTER, Stage.DECODE, CUT)
+    seen, wrong = kill_at(installation, models, VictimProcess.SNAPSHOTTER, Stage.DECODE, CUT)
     assert (seen, wrong) == (ANSWERED, ["expected cut, seen answered"])
 
 
 def test_missed_kill_fails_the_cell(
-    ground: DrillInstallation, models: TinyModels, monkeypatch: pytest.MonkeyPatch
+    installation: DrillInstallation, models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: if the request has ended before, no process is killed, and the cell is red."""
     monkeypatch.setattr("tests.drills.stages.LONG_TOKENS", 1)
     monkeypatch.setattr("tests.drills.stages.BEGUN_WORDS", 1)
     monkeypatch.setattr("tests.drills.stage_drill.TRIES", 2)
-    cache = ground.process(VictimProcess.CACHE)
+    cache = installation.process(VictimProcess.CACHE)
     with pytest.raises(PreconditionFailed, match="met its stage"):
-        kill_at(ground, models, VictimProcess.CACHE, Stage.DECODE, ANSWERED)
+        kill_at(installation, models, VictimProcess.CACHE, Stage.DECODE, ANSWERED)
     assert cache.is_running()
 
 
 def test_a_request_that_the_client_did_not_count_is_red(
-    ground: DrillInstallation, monkeypatch: pytest.MonkeyPatch
+    installation: DrillInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: the bill has one request that the client did not count."""
     monkeypatch.setattr("tests.drills.drill_installation.SETTLED_S", 3.0)
-    before = bill_totals_of(ground.bill()).requests
-    with ground.call(2) as call:
+    before = bill_totals_of(installation.bill()).requests
+    with installation.call(2) as call:
         (ending,) = call.endings()
     assert ending.outcome == ANSWERED
-    wait(lambda: bill_totals_of(ground.bill()).requests > before, "the bill has heard of it")
-    assert any("1 more requests, the client counted 0" in line for line in ground.settle([]))
+    wait(lambda: bill_totals_of(installation.bill()).requests > before, "the bill has heard of it")
+    assert any("1 more requests, the client counted 0" in line for line in installation.settle_bill([]))
 
 
-def test_a_record_that_is_dropped_is_red(ground: DrillInstallation) -> None:
+def test_a_record_that_is_dropped_is_red(installation: DrillInstallation) -> None:
     """Negative control: with one row less in the ledger, the command of the closing checks fails."""
-    assert ground.kelvin("billing", "verify")[0] == 0
-    with closing(sqlite3.connect(ground.data / "kelvin.db", timeout=30)) as database, database:
+    assert installation.kelvin("billing", "verify")[0] == 0
+    with closing(sqlite3.connect(installation.data / "kelvin.db", timeout=30)) as database, database:
         database.execute("DELETE FROM ledger_requests WHERE rowid = (SELECT max(rowid) FROM ledger_requests)")
-    status, _, err = ground.kelvin("billing", "verify")
+    status, _, err = installation.kelvin("billing", "verify")
     assert status == 2, err

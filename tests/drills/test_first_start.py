@@ -23,31 +23,31 @@ LAST_S = 8.0  # latest moment of a kill; most files exist by then
 STAGES: Final = ("kelvin.db", "spool", "run/control.sock")
 
 
-def _kill(ground: DrillInstallation) -> None:
-    ground.note_family()
-    kill(ground.everything())
-    ground.gone()
+def _kill(installation: DrillInstallation) -> None:
+    installation.record_processes()
+    kill(installation.all_processes())
+    installation.wait_processes_gone()
 
 
 def test_first_start_killed_anywhere_goes_on(tmp_path: Path) -> None:
     """The installation becomes ready, a push and a request succeed, and the bill is exact."""
-    ground, seed = DrillInstallation(tmp_path / "data"), random.randrange(2**32)
+    installation, seed = DrillInstallation(tmp_path / "data"), random.randrange(2**32)
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
-        stack.callback(ground.abandon)
+        stack.callback(installation.abandon)
         for stage in STAGES:
-            ground.begin()
-            wait((ground.data / stage).exists, f"a start makes {stage}")
-            _kill(ground)
+            installation.begin()
+            wait((installation.data / stage).exists, f"a start makes {stage}")
+            _kill(installation)
         for _ in range(KILLS):
-            ground.begin()
+            installation.begin()
             time.sleep(chance.uniform(0.1, LAST_S))  # the test chooses the moment
-            _kill(ground)
-        ground.start()
-        ground.wait_until_whole()
-        assert ground.ask("GET", "/admin/v1/models") == {"models": []}
-        with contextlib.closing(ground.push(TinyModels(tmp_path).served, SERVED)) as push:
-            assert push.outcome() == ANSWERED, (seed, push.said())
-        ground.expect_answer()
-        assert ground.settle([]) == [], seed
-        ground.stop()
+            _kill(installation)
+        installation.start()
+        installation.wait_until_whole()
+        assert installation.call_admin("GET", "/admin/v1/models") == {"models": []}
+        with contextlib.closing(installation.push(TinyModels(tmp_path).served, SERVED)) as push:
+            assert push.outcome() == ANSWERED, (seed, push.outputs())
+        installation.expect_answer()
+        assert installation.settle_bill([]) == [], seed
+        installation.stop()

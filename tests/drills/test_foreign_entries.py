@@ -39,16 +39,18 @@ def models(tmp_path: Path) -> TinyModels:
 def littered(tmp_path: Path, models: TinyModels) -> Iterator[DrillInstallation]:
     """An installation that was killed as a whole and not started again, with foreign entries everywhere."""
     prefix = AS_USER if os.geteuid() == 0 else []
-    ground = DrillInstallation(tmp_path / "data", prefix=prefix, settings={"KELVIN_BACKUP": str(tmp_path / "backups")})
-    with running_drill_installation(ground, models.served):
-        ground.note_family()
-        kill(ground.everything())
-        ground.gone()
-        for directory in _directories(ground.data, tmp_path / "backups"):
+    installation = DrillInstallation(
+        tmp_path / "data", prefix=prefix, settings={"KELVIN_BACKUP": str(tmp_path / "backups")}
+    )
+    with running_drill_installation(installation, models.served):
+        installation.record_processes()
+        kill(installation.all_processes())
+        installation.wait_processes_gone()
+        for directory in _directories(installation.data, tmp_path / "backups"):
             _litter(directory)
-        ground.data.chmod(0o755)
+        installation.data.chmod(0o755)
         try:
-            yield ground
+            yield installation
         finally:
             for lost in tmp_path.rglob("lost+found"):
                 lost.chmod(0o700)
@@ -82,9 +84,9 @@ def test_start_over_foreign_entries(littered: DrillInstallation, models: TinyMod
     assert stat.S_IMODE(littered.data.stat().st_mode) == 0o700
     littered.wait_until_whole()
     littered.expect_answer()
-    assert littered.settle([]) == []
+    assert littered.settle_bill([]) == []
     with contextlib.closing(littered.push(models.fresh(), "another")) as push:
-        assert push.outcome() == ANSWERED, push.said()
+        assert push.outcome() == ANSWERED, push.outputs()
     backup = ["backup", str(littered.data.parent / "one.backup")]
     bills = (["billing", "report"], ["billing", "reconcile"], ["billing", "verify"])
     for words in (["status"], ["models"], ["collect", "--run"], backup, *bills):
@@ -94,7 +96,7 @@ def test_start_over_foreign_entries(littered: DrillInstallation, models: TinyMod
         _, out, err = littered.kelvin(*words)
         assert "Traceback" not in out + err, out + err
     littered.scale_to_zero()
-    littered.ask("DELETE", f"/admin/v1/models/{SERVED}?force=true")
+    littered.call_admin("DELETE", f"/admin/v1/models/{SERVED}?force=true")
     wait(lambda: littered.kelvin("collect", "--run")[0] == 0, "a model is freed")
     littered.stop()
     for log in (littered.data / "logs").glob("*.log"):

@@ -142,9 +142,9 @@ class CacheWorld(World):
         self.late: list[str] = []
         self.bad: list[str] = []
         self.contradictions: list[str] = []
-        self.keeping, make = AsyncExitStack(), cast(Callable[[int], Slab], PlainSlab)
-        self.keeping.enter_context(mock.patch("weightcache.app.cache.SlabPool", partial(SlabPool, make=make)))
-        self.keeping.enter_context(mock.patch("weightcache.fetch.version_loader.MAX_SLABS", self.most_slabs))
+        self.patches, make = AsyncExitStack(), cast(Callable[[int], Slab], PlainSlab)
+        self.patches.enter_context(mock.patch("weightcache.app.cache.SlabPool", partial(SlabPool, make=make)))
+        self.patches.enter_context(mock.patch("weightcache.fetch.version_loader.MAX_SLABS", self.most_slabs))
         write = ChunkFiles.write
 
         def written(files: ChunkFiles, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
@@ -152,7 +152,7 @@ class CacheWorld(World):
                 raise InjectedError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write(files, path, data, direct=direct)
 
-        self.keeping.enter_context(mock.patch.object(ChunkFiles, "write", written))
+        self.patches.enter_context(mock.patch.object(ChunkFiles, "write", written))
         await self._open()
 
     def _delay_s(self) -> tuple[float, float]:
@@ -181,7 +181,7 @@ class CacheWorld(World):
                 await asyncio.sleep(hold_s)
         except Refused as refused:
             self._judge(tenant, version, begun_s, timeout_s)
-            self.note(f"a lease is refused: {refused.failure.code}")
+            self.record_event(f"a lease is refused: {refused.failure.code}")
             if refused.failure.code not in EXCUSED:
                 self.bad.append(f"a lease of {version.id[:8]} is refused: {refused.failure.code}")
 
@@ -221,7 +221,7 @@ class CacheWorld(World):
             try:
                 await self.cache.version_loader.load(tenant, version.id, 20.0, urgent=is_urgent)
             except Refused as refused:
-                self.note(f"a prefetch is refused: {refused.failure.code}")
+                self.record_event(f"a prefetch is refused: {refused.failure.code}")
 
         self._begin(bring(), self.tasks)
 
@@ -236,7 +236,7 @@ class CacheWorld(World):
             try:
                 await self.cache.evict(tier, tenant, None if version is None else version.id)
             except Refused as refused:
-                self.note(f"an eviction is refused: {refused.failure.code}")
+                self.record_event(f"an eviction is refused: {refused.failure.code}")
 
         self._begin(drop(), self.tasks)
 
@@ -286,7 +286,7 @@ class CacheWorld(World):
         try:
             await self.cache.examiner.examine(tier, tenant, digest)
         except Refused as refused:
-            self.note(f"an examination is refused: {refused.failure.code}")
+            self.record_event(f"an examination is refused: {refused.failure.code}")
 
     @operation(2)
     async def check_all(self, random: Random) -> None:
@@ -297,7 +297,7 @@ class CacheWorld(World):
         try:
             report = await self.cache.examiner.examine_all()
         except Refused as refused:
-            self.note(f"a check is refused: {refused.failure.code}")
+            self.record_event(f"a check is refused: {refused.failure.code}")
         else:
             self.contradictions += [each for each in report.contradictions if each.startswith("the index")]
 
@@ -340,7 +340,7 @@ class CacheWorld(World):
 
     # Rest.
 
-    async def calm(self) -> None:
+    async def quiesce(self) -> None:
         """End all faults and leases, then lease each version once more."""
         self.disk_is_full, self.store.fails, self.store.lies = False, 0.0, 0.0
         self.store.is_stalled, self.store.slowest_s = False, 0.02
@@ -381,7 +381,7 @@ class CacheWorld(World):
     async def stop(self) -> None:
         """End the cache like an agent."""
         await self._end()
-        await self.keeping.aclose()
+        await self.patches.aclose()
 
 
 def _bytes_of(cache: Cache, resident: Any) -> bytes:

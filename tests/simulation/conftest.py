@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-Tell = Callable[[str, object], None]  # the fixture `record_property`
+RecordProperty = Callable[[str, object], None]  # the fixture `record_property`
 
 PLAYED = "simulation"
 

@@ -119,7 +119,7 @@ class LedgerWorld(World):
         try:
             await self.ledger.write_due_marks()
         except Refused:  # the next transaction does it
-            self.note("the journal is not settled")
+            self.record_event("the journal is not settled")
         except Killed:
             self.is_up = True
             self._die()
@@ -130,7 +130,7 @@ class LedgerWorld(World):
         """Kill the control plane: uncommitted data is lost. It opens again soon."""
         if not self.is_up:
             return
-        self.note("the control plane dies")
+        self.record_event("the control plane dies")
         self.dies_at, self.commit_fails, self.loses_answer = None, False, False
         self.is_up = False
         self.journal_disk.is_dead = True
@@ -180,7 +180,9 @@ class LedgerWorld(World):
         name = f"{'supervisor' if writes_lives else 'activator'}-{self.made}"
         opened_spool = open_spool(self.data / "spool", name, FaultyDisk())
         shipper = Shipper(opened_spool, functools.partial(self._post, writes_lives=writes_lives))
-        source = Source(opened_spool, shipper, self.live(shipper.run(), f"shipper {name}"), writes_lives=writes_lives)
+        source = Source(
+            opened_spool, shipper, self.start_loop(shipper.run(), f"shipper {name}"), writes_lives=writes_lives
+        )
         self.sources.append(source)
         return source
 
@@ -448,7 +450,7 @@ class LedgerWorld(World):
                 report = restore(self.place, fresh, replace=False, accept_unsound=False)
         except CannotRestore as error:
             raise AssertionError(f"can't be restored: {error}") from error
-        self.note(f"restored: {report.replayed} from the journal, {report.unshipped} unshipped")
+        self.record_event(f"restored: {report.replayed} from the journal, {report.unshipped} unshipped")
         kept, back = Contents(self.data / "kelvin.db"), Contents(fresh / "kelvin.db")
         assert not report.missing, f"{report.missing} entries are missing"
         for name, of in kept.rows.items():
@@ -467,7 +469,7 @@ class LedgerWorld(World):
 
     # Rest.
 
-    async def calm(self) -> None:
+    async def quiesce(self) -> None:
         """End all faults. Every acknowledged record reaches the ledger."""
         self.dies_at, self.commit_fails, self.loses_answer = None, False, False
         self.clocks.ahead_s = 0.0

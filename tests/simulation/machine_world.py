@@ -158,18 +158,18 @@ class MachineWorld(World):
         self.released: list[VersionKey] = []  # versions whose replicas in use a new control plane removed
         self.below: list[VersionKey] = []  # versions that fell below a met minimum
         self.broken_s = self.loop.time()  # until when processes may be missing because of a fault
-        self.letters = 0
+        self.last_number = 0
         self.commit_fails = 0
         self.plane: RunningControlPlane | None = None
-        self.keeping = AsyncExitStack()
-        self.keeping.enter_context(without_kernel(self.machine))
+        self.patches = AsyncExitStack()
+        self.patches.enter_context(without_kernel(self.machine))
         zygote = type("Zygote", (_Zygote,), {"machine": self.machine})
-        self.keeping.enter_context(mock.patch.object(composition, "ZygoteClient", zygote))
-        self.keeping.enter_context(mock.patch.object(composition, "SiblingProcesses", _Peers))
+        self.patches.enter_context(mock.patch.object(composition, "ZygoteClient", zygote))
+        self.patches.enter_context(mock.patch.object(composition, "SiblingProcesses", _Peers))
         self.made: dict[str, Any] = {}
-        self.keeping.enter_context(mock.patch.object(machine_api, "router"))  # creating the routes takes long
+        self.patches.enter_context(mock.patch.object(machine_api, "router"))  # creating the routes takes long
         for name, kind in (("Fleet", Fleet), ("StandbyPool", StandbyPool)):
-            self.keeping.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
+            self.patches.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
         plane = await self._open()
         for tenant in TENANTS:
             await plane.services.access_stores.tenants.create(BY, tenant, self._now_s())
@@ -177,8 +177,8 @@ class MachineWorld(World):
             await self._push(tenant, model)
             if self.random.random() < 0.5:
                 await self._try(plane.changes.scale(BY, tenant, model, {"min": 1, "max": self.random.choice((1, 4))}))
-        self.live(self._report(), "activator")
-        self.live(self._look(), "look")
+        self.start_loop(self._report(), "activator")
+        self.start_loop(self._look(), "look")
 
     def _keep(self, name: str, kind: type[Any]) -> Any:
         def made(*given: Any, **more: Any) -> Any:
@@ -370,9 +370,9 @@ class MachineWorld(World):
 
     async def _push(self, tenant: str, model: str) -> None:
         assert self.plane is not None
-        self.letters += 1
+        self.last_number += 1
         registration = VersionRegistration(
-            tenant=tenant, model=model, version=f"{self.letters:064x}", limits=Limits(100, 100, 4),
+            tenant=tenant, model=model, version=f"{self.last_number:064x}", limits=Limits(100, 100, 4),
             architecture="LlamaForCausalLM", weight_bytes=1000, total_bytes=4096, kv_bytes_per_token=16,
             max_positions=128,
         )  # fmt: skip
@@ -383,10 +383,10 @@ class MachineWorld(World):
         try:
             await work
         except Refused as refused:
-            self.note(f"refused: {refused.failure.message[:80]}")
+            self.record_event(f"refused: {refused.failure.message[:80]}")
             return False
         except OperationalError:
-            self.note("the database failed")
+            self.record_event("the database failed")
             return False
         return True
 
@@ -414,7 +414,7 @@ class MachineWorld(World):
             tenant, model = random.choice(self.models)
             await self._push(tenant, model)
             if random.random() < 0.6:
-                await self._try(self.plane.changes.deploy(BY, tenant, model, f"{self.letters:064x}"))
+                await self._try(self.plane.changes.deploy(BY, tenant, model, f"{self.last_number:064x}"))
 
     @operation(4)
     async def deploy(self, random: Random) -> None:
@@ -511,11 +511,11 @@ class MachineWorld(World):
         self.plane.services.spending.on_requests_recorded((record,))
 
     def _record(self, random: Random, tenant: str) -> RequestRecord:
-        self.letters += 1
+        self.last_number += 1
         at_us = int(self.clocks.wall() * 1e6)
         return RequestRecord(
-            request_id=f"req-{self.letters}", origin=RecordOrigin.ACTIVATOR, source="activator-1",
-            sequence=self.letters, tenant=tenant, model="small", version="f" * 64, key_id="k", runtime_id=None,
+            request_id=f"req-{self.last_number}", origin=RecordOrigin.ACTIVATOR, source="activator-1",
+            sequence=self.last_number, tenant=tenant, model="small", version="f" * 64, key_id="k", runtime_id=None,
             started_at_us=at_us, ended_at_us=at_us, queued_us=0, outcome="ok", status=200, stream=False,
             prompt_tokens=1000, cached_tokens=0, completion_tokens=1000, device_us=0,
         )  # fmt: skip
@@ -559,7 +559,7 @@ class MachineWorld(World):
     async def break_starts(self, random: Random) -> None:
         """Let restores fail, processes die in them, or forks fail, for a while."""
         machine, for_s = self.machine, random.uniform(1.0, 40.0)
-        name = random.choice(("restores_fail", "restores_die", "births_fail"))
+        name = random.choice(("restores_fail", "restores_die", "forks_fail"))
         setattr(machine, name, random.choice((0.5, 1.0)))
         self._excuse(for_s)
         self.loop.call_later(for_s, setattr, machine, name, 0.0)
@@ -602,22 +602,22 @@ class MachineWorld(World):
 
     # Rest.
 
-    async def calm(self) -> None:
+    async def quiesce(self) -> None:
         """End all load and faults, then restart the control plane once more."""
         self.load.clear()
         self.taken_over = None  # after this, replicas are not in use any more
         machine = self.machine
-        machine.restores_fail = machine.restores_die = machine.births_fail = 0.0
+        machine.restores_fail = machine.restores_die = machine.forks_fail = 0.0
         machine.ends_slowly, self.commit_fails = False, 0
         for process in machine.processes.values():
             process.answers.set()
         await asyncio.sleep(150.0)
-        self.before_restart = self._said()
+        self.before_restart = self._stored_models()
         await self._restart(0.0)
-        self.after_restart = self._said()
+        self.after_restart = self._stored_models()
         await asyncio.sleep(75.0)
 
-    def _said(self) -> list[tuple[Any, ...]]:
+    def _stored_models(self) -> list[tuple[Any, ...]]:
         assert self.plane is not None
         models = self.plane.services.registry.all_models()
         said = [
@@ -632,7 +632,7 @@ class MachineWorld(World):
         await self.end_loops()
         await self._close()
         self.machine.close()
-        await self.keeping.aclose()
+        await self.patches.aclose()
 
 
 def _part(stats: tuple[ConcurrencyStat, ...], share: float) -> tuple[ConcurrencyStat, ...]:

@@ -30,7 +30,7 @@ class _Counter(World):
 
     @operation(1)
     async def push(self, random: Random) -> None:
-        self.note(f"push {random.randrange(100)} at {time.monotonic():.3f}")
+        self.record_event(f"push {random.randrange(100)} at {time.monotonic():.3f}")
         self.pushed += 1
 
     @operation(1)
@@ -41,7 +41,7 @@ class _Counter(World):
     async def idle(self, random: Random) -> None:
         await asyncio.to_thread(time.monotonic)
 
-    async def calm(self) -> None:
+    async def quiesce(self) -> None:
         return
 
     async def stop(self) -> None:
@@ -75,7 +75,7 @@ class _Ending(_Counter):
 
     async def start(self) -> None:
         await super().start()
-        self.live(asyncio.sleep(1.0), "beat")
+        self.start_loop(asyncio.sleep(1.0), "beat")
 
 
 def test_failing_history_shrinks_to_the_steps_it_needs() -> None:

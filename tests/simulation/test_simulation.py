@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.simulation.conftest import PLAYED, Tell
+from tests.simulation.conftest import PLAYED, RecordProperty
 from tests.simulation.core.history_player import search_seeds, shrink_history
 from tests.simulation.worlds import WORLDS
 
@@ -24,7 +24,7 @@ def _counted(seeds: Iterator[int], played: list[int]) -> Iterator[int]:
         yield seed
 
 
-def _hold(world: str, seeds: Iterator[int], record_property: Tell | None = None) -> None:
+def _hold(world: str, seeds: Iterator[int], record_property: RecordProperty | None = None) -> None:
     played: list[int] = []
     found = search_seeds(WORLDS[world], _counted(seeds, played))
     if record_property is not None:
@@ -44,7 +44,7 @@ def test_histories_of_fixed_seeds_hold(world: str) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", sorted(WORLDS))
-def test_histories_of_random_seeds_hold(world: str, record_property: Tell) -> None:
+def test_histories_of_random_seeds_hold(world: str, record_property: RecordProperty) -> None:
     """Two thousand new histories are played in all."""
     begin = random.SystemRandom().randrange(1 << 40)
     _hold(world, iter(range(begin, begin + DEEP // len(WORLDS))), record_property)
@@ -54,7 +54,7 @@ def test_histories_of_random_seeds_hold(world: str, record_property: Tell) -> No
 @pytest.mark.long
 @pytest.mark.timeout(LONG_S + 600)
 @pytest.mark.parametrize("world", sorted(WORLDS))
-def test_an_hour_of_histories_holds(world: str, record_property: Tell) -> None:
+def test_an_hour_of_histories_holds(world: str, record_property: RecordProperty) -> None:
     """As many histories are played as fit into an hour, one world after another."""
     begin = random.SystemRandom().randrange(1 << 40)
     until_s = time.perf_counter() + LONG_S / len(WORLDS)

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.simulation.conftest import PLAYED, Tell
+from tests.simulation.conftest import PLAYED, RecordProperty
 from tests.simulation.core.history_player import search_seeds
 from tests.simulation.undone import Repair, repairs
 from tests.simulation.worlds import WORLDS
@@ -17,7 +17,7 @@ REPAIRS: Final = repairs()
 PATIENCE_S: Final = 1200.0  # CPU seconds for each patch; the rarest took 140 s on a slow CPU
 
 
-def _is_found(name: str, repair: Repair, first: int | None, record_property: Tell) -> None:
+def _is_found(name: str, repair: Repair, first: int | None, record_property: RecordProperty) -> None:
     """Check that a history breaks an invariant within PATIENCE_S: that of seed `first`, or a random one."""
     begin, until_s = random.SystemRandom().randrange(1 << 40), time.process_time() + PATIENCE_S
     played = 0
@@ -41,7 +41,7 @@ def _is_found(name: str, repair: Repair, first: int | None, record_property: Tel
 @pytest.mark.deep
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("name", REPAIRS)
-def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
+def test_undone_repair_is_found_again(name: str, record_property: RecordProperty) -> None:
     """Random histories find it. For a rare defect, a history that is known to find it is played first."""
     _is_found(name, REPAIRS[name], REPAIRS[name].seed, record_property)
 
@@ -50,6 +50,6 @@ def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("name", [name for name, repair in REPAIRS.items() if repair.seed is not None])
-def test_undone_repair_is_found_at_random(name: str, record_property: Tell) -> None:
+def test_undone_repair_is_found_at_random(name: str, record_property: RecordProperty) -> None:
     """Random histories alone find the rare defects, too."""
     _is_found(name, REPAIRS[name], None, record_property)

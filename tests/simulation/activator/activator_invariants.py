@@ -22,44 +22,46 @@ KNOWS_S: Final = PATIENCE_S + 1.0  # within which a process uses the stored feed
 def each_caller_is_answered_once(world: "ActivatorWorld") -> None:
     """A response has one head and one end. A request that has ended was answered, aborted, or left by its caller."""
     for caller in world.callers:
-        assert not caller.answers, f"{caller.wish.tag} was answered more than once"
+        assert not caller.answers, f"{caller.request.tag} was answered more than once"
         if caller.is_over:
-            assert caller.is_complete or caller.is_aborted or caller.has_left, f"{caller.wish.tag} was never answered"
+            assert caller.is_complete or caller.is_aborted or caller.has_left, (
+                f"{caller.request.tag} was never answered"
+            )
 
 
 def deadlines_hold(world: "ActivatorWorld") -> None:
     """No request outlasts its deadline, and none goes on after its caller has left."""
     for caller in world.callers:
-        wish = caller.wish
+        request = caller.request
         if caller.task is None:  # it waits for a process that accepts, or waited until it left
             waits_s = 0.0 if caller.is_over else world.loop.time() - caller.asked_s
-            assert waits_s <= DOWN_S, f"{wish.tag} waits since {waits_s:.1f} s for a process that accepts"
+            assert waits_s <= DOWN_S, f"{request.tag} waits since {waits_s:.1f} s for a process that accepts"
             continue
-        until_s = caller.asked_s + wish.deadline_s + (30.0 if wish.slow_s else 0.0)
+        until_s = caller.asked_s + request.deadline_s + (30.0 if request.slow_s else 0.0)
         ended_s = world.loop.time() if caller.ended_s is None else caller.ended_s
         late_s = ended_s - max(until_s, world.disk_bad_until_s) - SLACK_S
-        assert late_s <= 0, f"{wish.tag} is {late_s:.1f} s late"
+        assert late_s <= 0, f"{request.tag} is {late_s:.1f} s late"
 
 
 def answers_are_of_one_run(world: "ActivatorWorld") -> None:
     """A whole response has all parts of one run, in order, for its caller's request."""
     for caller in world.callers:
-        if not (caller.is_over and caller.is_complete and caller.status == 200) or caller.wish.stream is None:
+        if not (caller.is_over and caller.is_complete and caller.status == 200) or caller.request.stream is None:
             continue
         parts = _parts(caller)
         tags = {str(part["tag"]) for part in parts}
-        wish = caller.wish
-        assert len(tags) <= 1, f"{wish.tag} got parts of {sorted(tags)}"
-        assert all(tag.startswith(f"{wish.tag}/") for tag in tags), f"{wish.tag} got the answer of {tags}"
-        if wish.stream:
+        request = caller.request
+        assert len(tags) <= 1, f"{request.tag} got parts of {sorted(tags)}"
+        assert all(tag.startswith(f"{request.tag}/") for tag in tags), f"{request.tag} got the answer of {tags}"
+        if request.stream:
             numbers = [part["number"] for part in parts]
             ended = DONE in bytes(caller.body) or b'"error"' in bytes(caller.body)
-            assert numbers == list(range(1, len(numbers) + 1)), f"{wish.tag} got parts {numbers}"
-            assert ended, f"{wish.tag} ends without its end"
+            assert numbers == list(range(1, len(numbers) + 1)), f"{request.tag} got parts {numbers}"
+            assert ended, f"{request.tag} ends without its end"
 
 
 def _parts(caller: SimulatedClient) -> list[dict[str, object]]:
-    if not caller.wish.stream:
+    if not caller.request.stream:
         return [json.loads(caller.body)]
     events = bytes(caller.body).split(b"\n\n")
     return [json.loads(event[6:]) for event in events if event.startswith(b"data: {") and b'"tag"' in event]
@@ -69,22 +71,24 @@ def a_key_runs_once(world: "ActivatorWorld") -> None:
     """All whole responses of one idempotency key come from one run, also across a restart of the activator."""
     before: dict[tuple[str, str], SimulatedClient] = {}
     for caller in sorted(world.callers, key=lambda each: each.asked_s):
-        is_good = caller.status == 200 and caller.is_complete and (not caller.wish.stream or DONE in bytes(caller.body))
-        if not caller.wish.tag.startswith("key-") or caller.ended_s is None or not is_good:
+        is_good = (
+            caller.status == 200 and caller.is_complete and (not caller.request.stream or DONE in bytes(caller.body))
+        )
+        if not caller.request.tag.startswith("key-") or caller.ended_s is None or not is_good:
             continue
-        name = caller.wish.tag, caller.wish.model
+        name = caller.request.tag, caller.request.model
         one, before[name] = before.get(name, caller), caller
         ended_s = max(one.ended_s or 0.0, caller.ended_s)
         if not any(one.asked_s <= at_s <= ended_s for at_s in world.forgot_s):
             runs = {str(part["tag"]) for each in (one, caller) for part in _parts(each)}
-            assert len(runs) <= 1, f"{caller.wish.tag} was answered from {sorted(runs)}"
+            assert len(runs) <= 1, f"{caller.request.tag} was answered from {sorted(runs)}"
 
 
 def no_failure_is_internal(world: "ActivatorWorld") -> None:
     """No caller gets an internal error. No replica of this world reports one."""
     for caller in world.callers:
         if caller.is_over and b'"internal"' in caller.body:
-            raise AssertionError(f"{caller.wish.tag} was told of an internal error")
+            raise AssertionError(f"{caller.request.tag} was told of an internal error")
 
 
 def parts_of_the_door_are_sound(world: "ActivatorWorld") -> None:
@@ -148,10 +152,10 @@ def every_answer_is_recorded(world: "ActivatorWorld") -> None:
     assert all(door.shipper.backlog == 0 for door in world.doors), [door.shipper for door in world.doors]
     by_id = world.control.records
     for caller in world.callers:
-        is_whole = not caller.wish.stream or DONE in bytes(caller.body)
+        is_whole = not caller.request.stream or DONE in bytes(caller.body)
         if caller.is_complete and caller.status == 200 and is_whole:
             request_id = caller.headers[b"x-request-id"].decode()
-            assert request_id in by_id, f"the answer of {caller.wish.tag} was not recorded"
+            assert request_id in by_id, f"the answer of {caller.request.tag} was not recorded"
 
 
 def no_record_is_lost_or_doubled(world: "ActivatorWorld") -> None:

@@ -298,7 +298,7 @@ class ActivatorProcess:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _live(self, name: str, loop: Awaitable[Any]) -> None:
-        self._tasks.append(self._world.live(loop, f"{name} of {self.name}"))
+        self._tasks.append(self._world.start_loop(loop, f"{name} of {self.name}"))
 
     def _start(self, name: str, work: Awaitable[Any]) -> None:
         """Run a task that ends by itself."""

@@ -74,7 +74,7 @@ class ActivatorWorld(World):
         self.disturbed_s = 0.0  # until when faults may have prevented a notification
         self.disk_bad_until_s = 0.0
         self._populate()
-        self.live(self.control.beat(), "heartbeats")
+        self.start_loop(self.control.beat(), "heartbeats")
         await self._begin_door(random)
 
     def _populate(self) -> None:
@@ -101,7 +101,7 @@ class ActivatorWorld(World):
         if key is not None:
             headers.append((b"idempotency-key", f"key-{key}".encode()))
         called = f"{owner}/{name}" if tenant != owner else name
-        wish = ClientRequest(
+        request = ClientRequest(
             tag=tag or (f"t{random.randrange(1 << 30)}" if key is None else f"key-{tenant}-{key}"),
             tenant=tenant,
             model=called,
@@ -111,11 +111,11 @@ class ActivatorWorld(World):
             headers=tuple(headers),
             slow_s=random.choice((0.0, 0.0, 0.0, 0.3, 4.0)),
         )
-        return self._call(wish, random)
+        return self._call(request, random)
 
-    def _call(self, wish: ClientRequest, random: Random) -> SimulatedClient:
+    def _call(self, request: ClientRequest, random: Random) -> SimulatedClient:
         """Connect to a process that accepts, or wait for one."""
-        caller = SimulatedClient(wish, self.note)
+        caller = SimulatedClient(request, self.record_event)
         self.callers.append(caller)
         accepting = [door for door in self.doors if door.accepts.is_set() and not door.stop.is_set()]
         if accepting:
@@ -243,14 +243,14 @@ class ActivatorWorld(World):
         names = list(self.control.replicas)
         for name in random.sample(names, min(len(names), random.randint(1, 3))):
             replica = self.control.replicas[name]
-            replica.mood = random.choice(FAULTY_BEHAVIOURS)
-            replica.is_deaf = random.random() < 0.1
+            replica.behaviour = random.choice(FAULTY_BEHAVIOURS)
+            replica.ignores_connections = random.random() < 0.1
             if random.random() < 0.7:
                 self.loop.call_later(random.uniform(0.1, 20.0), self._heal, name)
 
     def _heal(self, name: str) -> None:
         if (replica := self.control.replicas.get(name)) is not None:
-            replica.mood, replica.is_deaf = "well", False
+            replica.behaviour, replica.ignores_connections = "well", False
 
     @operation(2)
     async def break_starts(self, random: Random) -> None:
@@ -329,7 +329,7 @@ class ActivatorWorld(World):
         door = ActivatorProcess(self, self.made, self.settings, self.network, self.control, self.disk, random)
         self.doors.append(door)
         self.is_starting = False
-        self.note(f"{door} begins")
+        self.record_event(f"{door} begins")
         await door.start()
         if not door.is_dead:
             waiting, self.waiting = self.waiting, []
@@ -338,19 +338,19 @@ class ActivatorWorld(World):
         return door
 
     async def _kill(self, door: ActivatorProcess, random: Random) -> None:
-        self.note(f"{door} is killed")
+        self.record_event(f"{door} is killed")
         self.forgot_s.append(self.loop.time())
         self.doors.remove(door)
-        cut = [caller.wish for caller in door.callers if not caller.is_over]
+        cut = [caller.request for caller in door.callers if not caller.is_over]
         await door.kill()
         for payload in leftover_records(door.spools, lambda source: source == door.name):
             self.owed.add(decode(payload, RequestRecord).request_id)
-        self._ask_again([wish for wish in cut if random.random() < 0.5], random)
+        self._ask_again([request for request in cut if random.random() < 0.5], random)
         self._ensure_door(random)
 
     def _ask_again(self, wishes: list[ClientRequest], random: Random) -> None:
-        for wish in wishes:
-            self.loop.call_later(random.uniform(0.0, ASK_AGAIN_S), self._call, wish, Random(random.random()))
+        for request in wishes:
+            self.loop.call_later(random.uniform(0.0, ASK_AGAIN_S), self._call, request, Random(random.random()))
 
     def _ensure_door(self, random: Random) -> None:
         """Start a process if none accepts, as the supervisor does."""
@@ -375,9 +375,9 @@ class ActivatorWorld(World):
                     await self._kill(new, random)
             if new.is_dead or old.is_dead:
                 return
-        keyed = [caller.wish for caller in old.callers if caller.wish.tag.startswith("key-")]
+        keyed = [caller.request for caller in old.callers if caller.request.tag.startswith("key-")]
         self._ask_again(random.sample(keyed, min(len(keyed), 2)), random)
-        self.note(f"{old} ends")
+        self.record_event(f"{old} ends")
         old.begin_end(drain_s)
         await old.ended()
         if not old.is_dead:
@@ -392,7 +392,7 @@ class ActivatorWorld(World):
 
     # Rest.
 
-    async def calm(self) -> None:
+    async def quiesce(self) -> None:
         """End all faults and wait for all deadlines. Then check that each tenant is served, also after a restart."""
         self.disturbed_s = 0.0
         self._end_fault()
@@ -441,10 +441,12 @@ class ActivatorWorld(World):
             self.control.add_replica(key, 2)
             await asyncio.sleep(1.0)
             called = model if tenant == owner else f"{owner}/{model}"
-            wish = ClientRequest(f"probe-{tenant} {when}", tenant, called, stream=True, max_tokens=3, deadline_s=60.0)
+            request = ClientRequest(
+                f"probe-{tenant} {when}", tenant, called, stream=True, max_tokens=3, deadline_s=60.0
+            )
             # The first request after a disk error is refused. Its record shows that the disk works again.
             for _ in range(1 + any(door.spool.failure is not None for door in self.doors)):
-                caller = self._call(wish, Random(0))
+                caller = self._call(request, Random(0))
                 while not caller.is_over:
                     await asyncio.sleep(1.0)
                     self.check(self.always)

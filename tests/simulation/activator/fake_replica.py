@@ -34,14 +34,14 @@ class FakeReplica:
     name: str
     random: Random
     max_streams: int
-    mood: ReplicaBehaviour = "well"
-    is_deaf: bool = False
+    behaviour: ReplicaBehaviour = "well"
+    ignores_connections: bool = False
     is_draining: bool = False
     runs: int = 0
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by request id
 
     async def serve(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
-        if self.mood == "stalls":
+        if self.behaviour == "stalls":
             await asyncio.Event().wait()
         await asyncio.sleep(self.random.uniform(0.0, 0.002))
         if asked.method == "DELETE":
@@ -55,18 +55,18 @@ class FakeReplica:
 
     async def _complete(self, asked: ReceivedRequest, connection: FakeConnection) -> None:
         request_id = asked.fields["x-kelvin-request-id"]
-        if self.mood == "garbage" and self.random.random() < 0.5:
+        if self.behaviour == "garbage" and self.random.random() < 0.5:
             connection.send(b"\x00\x01 this is not HTTP\r\n\r\n")
             return
-        if self.mood == "foreign":  # a proxy in between answers instead
+        if self.behaviour == "foreign":  # a proxy in between answers instead
             status = self.random.choice((500, 502, 503, 504))
             body = self.random.choice((b"<html>upstream connect error</html>", b"no healthy upstream", b'{"error": 5}'))
             connection.respond(status, body, [("content-type", "text/html")])
             return
-        if self.is_draining or self.mood == "rejects":
+        if self.is_draining or self.behaviour == "rejects":
             self._refuse(connection, request_id, Unavailable("this replica"))
             return
-        if self.mood == "fails":
+        if self.behaviour == "fails":
             self._refuse(connection, request_id, InvalidRequest("messages", "[]", "must not be empty"))
             return
         if request_id in self.running:
@@ -88,21 +88,21 @@ class FakeReplica:
         self.runs += 1
         wanted = json.loads(asked.body)
         tag, count = f"{wanted['user']}/{self.name}/{self.runs}", wanted["max_tokens"]
-        pause_s = self.random.uniform(0.002, 0.2) * (10 if self.mood == "slow" else 1)
+        pause_s = self.random.uniform(0.002, 0.2) * (10 if self.behaviour == "slow" else 1)
         await asyncio.sleep(pause_s)
         connection.begin(200, [("content-type", CONTENT_TYPE), ("x-kelvin-runtime", self.name)])
         breaks_at = self.random.randrange(count + 1)
         for number in range(1, count + 1):
             await asyncio.sleep(pause_s)
             counts = Counts(3, 0, number, number * 1000)
-            if number > breaks_at and self.mood == "breaks":
+            if number > breaks_at and self.behaviour == "breaks":
                 connection.abort_by_peer()
                 return
-            if number > breaks_at and self.mood == "damaged":
+            if number > breaks_at and self.behaviour == "damaged":
                 connection.chunk(failed_frame(to_wire(WeightsDamaged("aa" * 32)), counts))
                 connection.chunk(b"")
                 return
-            if number > breaks_at and self.mood == "garbage":
+            if number > breaks_at and self.behaviour == "garbage":
                 connection.chunk(b"\xff" * 40)
                 return
             if wanted["stream"]:

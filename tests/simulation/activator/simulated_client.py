@@ -31,9 +31,9 @@ class ClientRequest:
 class SimulatedClient:
     """A caller. Implements `exchange.Connection`."""
 
-    def __init__(self, wish: ClientRequest, note: Callable[[str], None]) -> None:
-        self.wish = wish
-        self._note = note
+    def __init__(self, request: ClientRequest, record_event: Callable[[str], None]) -> None:
+        self.request = request
+        self._record_event = record_event
         self.deadline_timer = DeadlineTimer()
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
@@ -54,15 +54,15 @@ class SimulatedClient:
         if self.is_over:
             return
         self.asked_s = asyncio.get_running_loop().time()
-        wish = self.wish
+        request = self.request
         body = json.dumps({
-            "model": wish.model, "stream": wish.stream, "max_tokens": wish.max_tokens, "user": wish.tag,
+            "model": request.model, "stream": request.stream, "max_tokens": request.max_tokens, "user": request.tag,
             "messages": [{"role": "user", "content": "hi"}],
         }).encode()  # fmt: skip
         headers = [
             (b"host", b"kelvin.local"), (b"content-length", str(len(body)).encode()),
-            (b"authorization", f"Bearer {secret_of(wish.tenant)}".encode()),
-            (b"x-kelvin-deadline-ms", str(int(wish.deadline_s * 1000)).encode()), *wish.headers,
+            (b"authorization", f"Bearer {secret_of(request.tenant)}".encode()),
+            (b"x-kelvin-deadline-ms", str(int(request.deadline_s * 1000)).encode()), *request.headers,
         ]  # fmt: skip
         scope: dict[str, object] = {
             "type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "server": None,
@@ -71,7 +71,7 @@ class SimulatedClient:
             ARRIVAL_KEY: read_clocks_us(), REQUEST_ID_KEY: new_request_id(),
         }  # fmt: skip
         self._body: bytes | None = body
-        self.task = asyncio.get_running_loop().create_task(self._run(app, scope), name=f"caller-{wish.tag}")
+        self.task = asyncio.get_running_loop().create_task(self._run(app, scope), name=f"caller-{request.tag}")
 
     async def _run(self, app: ASGIApp, scope: dict[str, object]) -> None:
         try:
@@ -79,7 +79,9 @@ class SimulatedClient:
         finally:
             self.ended_s = self.ended_s or asyncio.get_running_loop().time()
             how = "left" if self.has_left else "cut" if self.is_aborted else "whole" if self.is_complete else "OPEN"
-            self._note(f"{self.wish.tag}: {self.status}, {how}, {len(self.body)} bytes of {self.wish.model}")
+            self._record_event(
+                f"{self.request.tag}: {self.status}, {how}, {len(self.body)} bytes of {self.request.model}"
+            )
 
     @property
     def is_over(self) -> bool:
@@ -123,10 +125,10 @@ class SimulatedClient:
         data = message.get("body", b"")
         self.body += data
         self.is_complete = not message.get("more_body", False)
-        if self.wish.slow_s and data and not self.is_complete:
+        if self.request.slow_s and data and not self.is_complete:
             self._unaccepted += len(data)
             self._taken.clear()
-            asyncio.get_running_loop().call_later(self.wish.slow_s, self._accept, len(data))
+            asyncio.get_running_loop().call_later(self.request.slow_s, self._accept, len(data))
 
     def _accept(self, count: int) -> None:
         self._unaccepted -= count

@@ -31,7 +31,7 @@ PARK_S: Final = 0.3
 RESTORE_S: Final = (0.1, 5.0)
 END_S: Final = (0.01, 0.5)
 STREAMS: Final = 4
-TOLD_S: Final = 12.0  # the longest time from its drain until a silent replica knows of it
+DRAIN_NOTICE_S: Final = 12.0  # the longest time from its drain until a silent replica knows of it
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class FakeMachine:
     by_fd: dict[int, FakeProcess] = field(default_factory=dict)
     restores_fail: float = 0.0
     restores_die: float = 0.0
-    births_fail: float = 0.0
+    forks_fail: float = 0.0
     ends_slowly: bool = False
     drain_s: float = math.inf  # a replica's time to finish its streams
     cut: list[str] = field(default_factory=list)  # processes that were ended before that
@@ -106,7 +106,11 @@ class FakeMachine:
         if not process.is_alive:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         answers = process.serves and process.busy and not process.hangs
-        if answers and number and asyncio.get_running_loop().time() - process.drains_since_s < self.drain_s - TOLD_S:
+        if (
+            answers
+            and number
+            and asyncio.get_running_loop().time() - process.drains_since_s < self.drain_s - DRAIN_NOTICE_S
+        ):
             self.cut.append(process.runtime_id)
         process.is_ending |= number != 0
         if number == signal.SIGKILL:
@@ -126,7 +130,7 @@ class FakeMachine:
             for task in process.tasks:
                 task.cancel()
 
-    def bear(self, runtime_id: str) -> ForkResult:
+    def start_process(self, runtime_id: str) -> ForkResult:
         """Fork a standby, which listens soon."""
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._next += 1
@@ -144,9 +148,9 @@ class FakeMachine:
     async def fork(self, runtime_id: str, timeout_s: float) -> ForkResult:
         """Fork as a zygote's client does."""
         await asyncio.sleep(self.random.uniform(0.001, 0.02))
-        if self.random.random() < self.births_fail:
+        if self.random.random() < self.forks_fail:
             raise Refused(Unavailable(PEER))
-        return self.bear(runtime_id)
+        return self.start_process(runtime_id)
 
     def listener_pid(self, directory: object, name: str) -> int:
         """Return the process that listens at that socket. Raises OSError."""

@@ -26,7 +26,7 @@ class ReceivedRequest:
 class FakeServer(Protocol):
     """A server at one address."""
 
-    is_deaf: bool  # connections to it are neither accepted nor refused
+    ignores_connections: bool  # connections to it are neither accepted nor refused
 
     async def serve(self, asked: ReceivedRequest, connection: "FakeConnection") -> None:
         """Answer on the connection. Cancelled when the client has gone."""
@@ -83,7 +83,7 @@ class FakeConnector:
         server = self._network.servers.get(self._address)
         if server is None:
             raise ConnectionRefusedError(f"nobody listens at {self._address}")
-        if server.is_deaf:
+        if server.ignores_connections:
             await asyncio.Event().wait()
         if self._near.is_dead:
             raise ConnectionRefusedError("this process is dead")

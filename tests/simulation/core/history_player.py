@@ -14,7 +14,7 @@ from typing import Final
 from tests.simulation.core.determinism import deterministic
 from tests.simulation.core.history import History, Step, draw_history
 from tests.simulation.core.simulation_loop import NoProgress, SimulationLoop, describe
-from tests.simulation.core.world import InvariantBroken, World, listening
+from tests.simulation.core.world import InvariantBroken, World, recording_logged_errors
 
 MEMORY: Final = Path("/dev/shm")  # files here cost no disk writes
 LONGEST_S: Final = 100_000.0  # virtual seconds of a history
@@ -44,7 +44,7 @@ def play(world_type: type[World], history: History) -> Outcome:
         with asyncio.Runner(loop_factory=SimulationLoop) as runner:
             loop = runner.get_loop()
             assert isinstance(loop, SimulationLoop)
-            with deterministic(history.seed, loop) as clocks, listening(loop):
+            with deterministic(history.seed, loop) as clocks, recording_logged_errors(loop):
                 world = world_type(Random(f"world {history.seed}"), directory, loop, clocks)
                 trace = world.trace
                 runner.run(_play(world, history))
@@ -64,12 +64,12 @@ async def _play(world: World, history: History) -> None:
             for step in history.steps:
                 await asyncio.sleep(step.after_ms / 1000)
                 world.steps += 1
-                world.note(f"step {step}")
+                world.record_event(f"step {step}")
                 await _do(step.kind, getattr(world, step.kind)(Random(step.seed)))
                 await world.rounds()
                 world.check(world.always)
-            world.note("calm")
-            await _do("calm", world.calm())
+            world.record_event("calm")
+            await _do("calm", world.quiesce())
             await world.rounds()
             world.check((*world.always, *world.at_rest))
     except TimeoutError as error:

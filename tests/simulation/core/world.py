@@ -89,18 +89,18 @@ class World(ABC):
         """Assemble the modules."""
 
     @abstractmethod
-    async def calm(self) -> None:
+    async def quiesce(self) -> None:
         """End all faults, and wait until nothing is in flight. The world limits how long that takes."""
 
     @abstractmethod
     async def stop(self) -> None:
         """End everything in order."""
 
-    def note(self, what: str) -> None:
+    def record_event(self, what: str) -> None:
         """Add a line to the trace of this history."""
         self.trace.append(f"{self.loop.time():.3f} {what}")
 
-    def live(self, work: Awaitable[Any], name: str) -> "asyncio.Task[Any]":
+    def start_loop(self, work: Awaitable[Any], name: str) -> "asyncio.Task[Any]":
         """Run a loop of the product that never ends by itself."""
         task = asyncio.ensure_future(work)
         task.set_name(name)
@@ -108,7 +108,7 @@ class World(ABC):
         return task
 
     async def end_loops(self, loops: "list[asyncio.Task[Any]] | None" = None) -> None:
-        """Cancel the loops that `live` started, or only these."""
+        """Cancel the loops that `start_loop` started, or only these."""
         loops = self._loops if loops is None else loops
         self._loops = [task for task in self._loops if task not in loops]
         for task in loops:
@@ -156,7 +156,7 @@ class _ErrorLogHandler(logging.Handler):
 
 
 @contextmanager
-def listening(loop: SimulationLoop) -> Iterator[None]:
+def recording_logged_errors(loop: SimulationLoop) -> Iterator[None]:
     """Record errors that the product logs as its own defects. Drop all other log records."""
     root, ear = logging.getLogger(), _ErrorLogHandler(loop)
     handlers, level = root.handlers[:], root.level
