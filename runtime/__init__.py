@@ -7,5 +7,5 @@ decodes requests and renders responses. `text/` turns text into token ids and ba
 Not here: weights come from `weightcache`, requests from `activator`, and the control plane makes the bills.
 
 Begin with `lifecycle/replica.py`, the states of one process. A request passes `api/inference_api.py`,
-`surface/serving.py`, `drivers/engine_thread.py` with an engine, and `api/delivery.py`.
+`surface/served_version.py`, `drivers/engine_thread.py` with an engine, and `api/delivery.py`.
 """

@@ -39,7 +39,8 @@ from runtime.drivers.event_stream import EventStreams
 from runtime.drivers.interface import OWNER_TENANT, Request
 from runtime.lifecycle.credit_policy import Credits
 from runtime.lifecycle.replica import RuntimeReplica
-from runtime.surface.serving import INLINE_CHARACTERS, ServedVersion
+from runtime.surface.encoding_queue import INLINE_CHARACTERS
+from runtime.surface.served_version import ServedVersion
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from runtime.lifecycle.version_restore import restore
 from runtime.lifecycle.weights import Weights, engine_fingerprint, resolve_device
 from runtime.predictor.onnx_session import installed_fingerprint
 from runtime.surface.filter_pipeline import FilterClient
-from runtime.surface.serving import EngineCallbacks, ServedVersion
+from runtime.surface.served_version import EngineCallbacks, ServedVersion
 from weightcache.client import lease as client
 from weightcache.client.device_copy import Lanes, agreed_checksum, copy_to_device, view_tensors
 

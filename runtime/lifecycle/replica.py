@@ -37,7 +37,7 @@ from runtime.drivers.interface import Event
 from runtime.drivers.thread_bridge import ThreadBridge, run_in_thread
 from runtime.lifecycle.credit_policy import Credits
 from runtime.lifecycle.meter_writer import MeterWriter
-from runtime.surface.serving import EngineCallbacks, ServedVersion, SuspendHandle
+from runtime.surface.served_version import EngineCallbacks, ServedVersion, SuspendHandle
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from runtime.drivers.native.engine import ModelEngine
 from runtime.drivers.native.kv_blocks_policy import BLOCK_SIZE
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
-from runtime.encoder.serving import EmbeddingCodec
+from runtime.encoder.served_encoder import EmbeddingCodec
 from runtime.lifecycle import predictor_sealing as predictor
 from runtime.lifecycle.weights import (
     AcquireLease,

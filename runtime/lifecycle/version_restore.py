@@ -21,7 +21,7 @@ from runtime.drivers.native.engine import ModelEngine
 from runtime.drivers.native.kv_blocks_policy import BLOCK_SIZE
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
-from runtime.encoder.serving import EmbeddingCodec, ServedEncoder
+from runtime.encoder.served_encoder import EmbeddingCodec, ServedEncoder
 from runtime.lifecycle import predictor_sealing as predictor
 from runtime.lifecycle.weights import (
     AcquireLease,
@@ -39,9 +39,9 @@ from runtime.models.binding import BoundModel
 from runtime.models.families import SERVED
 from runtime.models.pinned_files import PinnedFiles, sampling_defaults
 from runtime.predictor.engine import PredictorEngine
-from runtime.predictor.serving import ServedPredictor
+from runtime.predictor.served_predictor import ServedPredictor
 from runtime.surface.filter_pipeline import FilterClient, FilterPipeline, build_filter_pipeline
-from runtime.surface.serving import EngineCallbacks, ServedDecoder, ServedVersion, SuspendHandle
+from runtime.surface.served_version import EngineCallbacks, ServedDecoder, ServedVersion, SuspendHandle
 from runtime.text.tokenizer import TextCodec, check_token_rows
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 """Predictions: ONNX models in ONNX Runtime, batched by rows.
 
 The protocol's encoding is in `surface/open_inference_codec.py`, sealing in `lifecycle/predictor_sealing.py`. Begin with
-`serving.py`, then `engine.py`.
+`served_predictor.py`, then `engine.py`.
 """

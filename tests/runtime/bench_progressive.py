@@ -29,7 +29,7 @@ from kelvin.contracts.wire import encode
 from kelvin.ipc.socket_directory import SocketDirectory
 from runtime.app.replica_operations import build_operations
 from runtime.lifecycle.sealing_jobs import seal
-from runtime.surface.serving import EngineCallbacks
+from runtime.surface.served_version import EngineCallbacks
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.bench import agent, drop, put_packs
 from tests.weightcache.bench import make_cold as make_cold_files

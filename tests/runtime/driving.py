@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from kelvin.contracts.errors import Failure
 from runtime.drivers.interface import Cancelled, Engine, Event, Failed, Finished, Generated
-from runtime.surface.serving import EngineCallbacks
+from runtime.surface.served_version import EngineCallbacks
 
 DEADLINE_S = 30.0
 

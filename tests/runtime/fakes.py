@@ -32,7 +32,7 @@ from runtime.lifecycle.meter_writer import MeterWriter, create_meter_page
 from runtime.lifecycle.replica import ReplicaOperations, RuntimeReplica
 from runtime.models.pinned_files import SamplingDefaults
 from runtime.surface.filter_pipeline import FilterPipeline
-from runtime.surface.serving import EngineCallbacks, ServedDecoder, SuspendHandle
+from runtime.surface.served_version import EngineCallbacks, ServedDecoder, SuspendHandle
 from runtime.text.tokenizer import TextCodec
 from tests.runtime.scripted_engine import BLOCKS, ScriptedEngine
 from tests.runtime.vocabularies import files

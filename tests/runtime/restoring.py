@@ -13,7 +13,7 @@ from runtime.drivers.interface import GenerationRequest, Sampling
 from runtime.lifecycle.sealing_jobs import seal
 from runtime.lifecycle.version_restore import restore
 from runtime.lifecycle.weights import AcquireLease, Weights, bind_weights, read_pinned_files
-from runtime.surface.serving import ServedVersion, SuspendHandle
+from runtime.surface.served_version import ServedVersion, SuspendHandle
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.versions import MemoryLease, make_llama
 

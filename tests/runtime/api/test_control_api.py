@@ -34,7 +34,7 @@ from runtime.api.control_api import ENGINE_HANGS, BindHandler, build_probe_app
 from runtime.app.app import _drain_on_stop
 from runtime.app.settings import RuntimeSettings
 from runtime.lifecycle.replica import RuntimeReplica
-from runtime.surface.serving import EngineCallbacks, ServedVersion
+from runtime.surface.served_version import EngineCallbacks, ServedVersion
 from tests.runtime.fakes import BIND, DEADLINE_S, Bench, bench, fake_work, replica_of, saying
 from tests.runtime.scripted_engine import ScriptedEngine
 

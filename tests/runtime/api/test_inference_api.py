@@ -17,7 +17,7 @@ from kelvin.contracts.errors import Conflict, Refused
 from kelvin.contracts.serving.stream_frames import ENCODED_TOKENS_HEADER, Counts, FrameDecoder, FrameKind, StreamEnd
 from kelvin.contracts.timeline import Stage
 from kelvin.contracts.traffic_errors import Overloaded
-from runtime.surface.serving import ServedDecoder
+from runtime.surface.served_version import ServedDecoder
 from runtime.text.tokenizer import TextCodec
 from tests.runtime.fakes import (
     BIND,

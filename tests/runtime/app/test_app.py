@@ -26,7 +26,7 @@ from runtime.app.app import ReplicaProcess, upload_recorded_seal
 from runtime.app.settings import RuntimeSettings
 from runtime.lifecycle.meter_writer import create_meter_page
 from runtime.lifecycle.replica import RuntimeReplica
-from runtime.surface.serving import EngineCallbacks, ServedDecoder
+from runtime.surface.served_version import EngineCallbacks, ServedDecoder
 from tests.eventually import eventually
 from tests.runtime.fakes import BIND, fake_work, replica_of, saying
 from tests.runtime.scripted_engine import DEADLINE_S, ScriptedEngine

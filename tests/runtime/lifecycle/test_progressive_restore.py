@@ -20,7 +20,7 @@ from kelvin.contracts.timeline import Stage
 from kelvin.contracts.wire import encode
 from runtime.app.replica_operations import build_operations
 from runtime.lifecycle import version_restore as module
-from runtime.surface.serving import ServedVersion
+from runtime.surface.served_version import ServedVersion
 from tests.runtime.driving import Heard
 from tests.runtime.restoring import generate, sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama

@@ -20,7 +20,7 @@ from kelvin.contracts.artifacts.runtime_control import (
 )
 from kelvin.contracts.errors import Conflict, Failure, Internal, Refused, Unavailable
 from runtime.lifecycle.replica import TRANSITIONS, ReplicaOperations
-from runtime.surface.serving import EngineCallbacks, ServedDecoder, ServedVersion
+from runtime.surface.served_version import EngineCallbacks, ServedDecoder, ServedVersion
 from tests.runtime.fakes import BIND, fake_work, replica_of, saying
 from tests.runtime.scripted_engine import ScriptedEngine
 

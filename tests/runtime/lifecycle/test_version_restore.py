@@ -18,7 +18,7 @@ from runtime.lifecycle import weights as module
 from runtime.lifecycle.version_restore import restore
 from runtime.lifecycle.weights import DetachableModel, Weights, resolve_device, version_fingerprint
 from runtime.models.binding import BoundModel, bind
-from runtime.surface.serving import EngineCallbacks, ServedDecoder, SuspendHandle
+from runtime.surface.served_version import EngineCallbacks, ServedDecoder, SuspendHandle
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.restoring import (
     VERSION,

@@ -7,8 +7,9 @@ from kelvin.contracts.artifacts.tensor_schema import Signature
 from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
 from runtime.drivers.interface import OWNER_TENANT, PredictionRequest
 from runtime.predictor.arrays import Arrays, as_array
+from runtime.surface.encoding_queue import EncodingQueue
 from runtime.surface.open_inference_codec import PredictionAnswerBuilder, PredictionCall, decode_prediction
-from runtime.surface.serving import EncodingQueue, PreparedRequest, ServedVersion
+from runtime.surface.served_version import PreparedRequest, ServedVersion
 
 INLINE_BYTES: Final = 16_384  # larger bodies are decoded in a thread
 

@@ -9,7 +9,7 @@ import pytest
 
 from kelvin.contracts.artifacts.manifest import Limits
 from kelvin.contracts.errors import LimitExceeded, Refused
-from runtime.encoder.serving import ServedEncoder
+from runtime.encoder.served_encoder import ServedEncoder
 from tests.runtime.fakes import BIND
 
 LIMITS = Limits(max_input_tokens=1000, max_output_tokens=1, max_streams=8, max_body_bytes=100_000)

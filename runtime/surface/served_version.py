@@ -1,26 +1,24 @@
 """A bound version that is ready, and how a request body becomes a request for its engine.
 
 `ServedVersion` is common to all kinds, `ServedDecoder` is for decoders; encoders and predictors have theirs in
-`encoder/` and `predictor/`. `version_restore.py` makes them, and `replica.py` decides when they are used.
+`encoder/` and `predictor/`. `lifecycle/version_restore.py` makes them, and `lifecycle/replica.py` uses them.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final
 
 from kelvin.contracts.artifacts.manifest import Kind, Limits
 from kelvin.contracts.artifacts.runtime_control import BindRequest, SealAttestation
 from kelvin.contracts.errors import LimitExceeded, Refused
 from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
 from kelvin.contracts.timeline import StageSpan
-from kelvin.process.fair_lock import FairLock
 from runtime.drivers.engine_thread import EngineThread
 from runtime.drivers.interface import OWNER_TENANT, Engine, Event, GenerationRequest, Request, Sampling
 from runtime.models.pinned_files import SamplingDefaults
 from runtime.surface.answer_builder import AnswerBuilder, TextAnswerBuilder
+from runtime.surface.encoding_queue import INLINE_CHARACTERS, EncodingQueue
 from runtime.surface.filter_pipeline import FilteredAnswerBuilder, FilterPipeline
 from runtime.surface.openai_answers import ResponseMetadata, choose_renderer
 from runtime.surface.openai_requests import (
@@ -34,44 +32,8 @@ from runtime.surface.openai_requests import (
 )
 from runtime.text.tokenizer import TextCodec
 
-T = TypeVar("T")
-
 CHAT: Final = "/v1/chat/completions"
-# Longer prompts are rendered and encoded in a thread, one at a time: a megabyte takes tenths of a second.
-# For a short chat, a template may use its whole budget on the event loop, about a second. That only slows replicas
-# of its own version.
-INLINE_CHARACTERS: Final = 4096
-_PROMPTS_WAITING: Final = 1024  # bounds memory; deadlines bound the wait
-_PROMPTS_WAITING_OF_TENANT: Final = 256
-_LEAST_TOP_P: Final = 1e-6  # stands for OpenAI's 0: the engine always keeps the likeliest token
-
-
-class EncodingQueue:
-    """The executor of work on prompts: short ones run at once, long ones in one thread, round-robin over tenants.
-
-    So prompts take at most one core from the engine. A tenant waits for at most one prompt of each other tenant.
-    """
-
-    def __init__(self, max_inline_size: int = INLINE_CHARACTERS) -> None:
-        """Work of a size above `max_inline_size` runs in the thread."""
-        self._max_inline_size = max_inline_size
-        self._executor = ThreadPoolExecutor(1, "encode")
-        self._lock = FairLock("the queue of long inputs", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
-
-    def __repr__(self) -> str:
-        return f"<EncodingQueue {self._lock!r}>"
-
-    @property
-    def waiting(self) -> int:
-        """Return how many prompts wait for the thread."""
-        return self._lock.waiting
-
-    async def run(self, tenant: str, size: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`. Raises its exception, and `Refused(Overloaded)` at once if too many wait."""
-        if size <= self._max_inline_size:
-            return work()
-        async with self._lock.hold(tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+_MIN_TOP_P: Final = 1e-6  # stands for OpenAI's 0: the engine always keeps the likeliest token
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +184,10 @@ class ServedDecoder(ServedVersion):
         """
         if characters <= INLINE_CHARACTERS:
             return
-        most = self.codec.longest_token_characters * min(self.limits.max_input_tokens, self.context_tokens - 1)
-        if characters > most:
-            raise Refused(LimitExceeded(call.prompt_field, characters, most, "characters"))
+        max_tokens = min(self.limits.max_input_tokens, self.context_tokens - 1)
+        max_characters = self.codec.longest_token_characters * max_tokens
+        if characters > max_characters:
+            raise Refused(LimitExceeded(call.prompt_field, characters, max_characters, "characters"))
 
     def _sampling(self, call: CompletionCall, max_tokens: int) -> Sampling:
         defaults = self.defaults
@@ -232,7 +195,7 @@ class ServedDecoder(ServedVersion):
         return Sampling(
             max_tokens=max_tokens,
             temperature=defaults.temperature if call.temperature is None else call.temperature,
-            top_p=max(top_p, _LEAST_TOP_P),
+            top_p=max(top_p, _MIN_TOP_P),
             top_k=defaults.top_k if call.top_k is None else call.top_k,
             seed=call.seed,
         )

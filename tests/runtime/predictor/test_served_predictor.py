@@ -12,7 +12,7 @@ from kelvin.contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from kelvin.contracts.artifacts.runtime_control import Fingerprint
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.timeline import Stage
-from runtime.predictor.serving import ServedPredictor
+from runtime.predictor.served_predictor import ServedPredictor
 from runtime.surface.open_inference_codec import PredictionAnswerBuilder
 from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.predictor import models

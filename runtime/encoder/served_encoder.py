@@ -8,8 +8,9 @@ from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TENANT_PHRASE, TokenLimits
 from runtime.drivers.interface import OWNER_TENANT, EmbeddingRequest
 from runtime.models.pinned_files import PinnedFiles
+from runtime.surface.encoding_queue import INLINE_CHARACTERS
 from runtime.surface.openai_embeddings import EmbeddingAnswerBuilder, EmbeddingCall, decode_embeddings, input_refusal
-from runtime.surface.serving import INLINE_CHARACTERS, PreparedRequest, ServedVersion
+from runtime.surface.served_version import PreparedRequest, ServedVersion
 from runtime.text.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
 
 
@@ -55,22 +56,22 @@ class ServedEncoder(ServedVersion):
         request = EmbeddingRequest(request_id=request_id, sequences=sequences, tenant=tenant)
         return PreparedRequest(request, answer, stream=False)
 
-    def _encode(self, call: EmbeddingCall, own: int | None) -> tuple[tuple[int, ...], ...]:
-        found: list[tuple[int, ...]] = []
-        encoded = 0
-        most = max(INLINE_CHARACTERS, self.codec.longest_token_characters * self.limits.max_input_tokens)
+    def _encode(self, call: EmbeddingCall, tenant_limit: int | None) -> tuple[tuple[int, ...], ...]:
+        sequences: list[tuple[int, ...]] = []
+        encoded_tokens = 0
+        max_characters = max(INLINE_CHARACTERS, self.codec.longest_token_characters * self.limits.max_input_tokens)
         try:
             for index, item in enumerate(call.inputs):
-                if isinstance(item, str) and len(item) > most:  # even the longest tokens would be too many
-                    raise input_refusal(index, len(call.inputs), len(item), most, unit="characters")
+                if isinstance(item, str) and len(item) > max_characters:  # even the longest tokens would be too many
+                    raise input_refusal(index, len(call.inputs), len(item), max_characters, unit="characters")
                 ids = self.codec.encode(item) if isinstance(item, str) else item
-                encoded += len(ids) if isinstance(item, str) else 0
+                encoded_tokens += len(ids) if isinstance(item, str) else 0
                 if len(ids) > self.limits.max_input_tokens:
                     raise input_refusal(index, len(call.inputs), len(ids), self.limits.max_input_tokens)
-                if own is not None and len(ids) > own:
-                    raise input_refusal(index, len(call.inputs), len(ids), own, TENANT_PHRASE)
-                found.append(ids)
+                if tenant_limit is not None and len(ids) > tenant_limit:
+                    raise input_refusal(index, len(call.inputs), len(ids), tenant_limit, TENANT_PHRASE)
+                sequences.append(ids)
         except Refused as refused:
-            refused.encoded_tokens = encoded
+            refused.encoded_tokens = encoded_tokens
             raise
-        return tuple(found)
+        return tuple(sequences)
