@@ -16,7 +16,7 @@ from kelvin.contracts.artifacts.manifest import Manifest
 from kelvin.contracts.artifacts.runtime_control import BindRequest, GateJob, SealJob
 from kelvin.contracts.wire import decoder
 from runtime.api.control_api import build_control_app
-from runtime.app.process_memory import configure_heap
+from runtime.app.heap import configure_heap
 from runtime.text.chat_template import ChatTemplate
 from weightcache.client.lease_protocol import Layout, LeaseReply
 

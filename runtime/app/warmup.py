@@ -15,7 +15,7 @@ import torch
 from kelvin.contracts.artifacts.manifest import ENGINE_INTERFACE, Engine, Limits, Manifest
 from kelvin.contracts.artifacts.runtime_control import GateFacts
 from kelvin.contracts.serving.stream_frames import Counts
-from runtime.app.process_memory import prefault_heap
+from runtime.app.heap import prefault_heap
 from runtime.drivers.interface import Finished, Generated, GenerationRequest, Sampling
 from runtime.drivers.native.engine import ModelEngine
 from runtime.models.binding import BoundModel, bind, build_skeleton, parse_config
