@@ -83,27 +83,27 @@ async def watch_connection(receive: Receive, served_request: ServedRequest) -> N
         served_request.stream.abandon(Cancelled())
 
 
+@dataclass(frozen=True, slots=True)
+class DeliveryCallbacks:
+    """Calls from a delivery to the owner of its request."""
+
+    on_commit: Callable[[], None]  # before the 200 is sent
+    extra_headers: Callable[[], Sequence[tuple[bytes, bytes]]]  # of the 200
+    before_last_frame: Callable[[], None]  # before the last frame is written
+
+
 class Delivery:
     """The writer of one response. It raises `Refused` before the 200 was sent; later failures become a FAILED frame."""
 
     def __init__(
-        self,
-        served_request: ServedRequest,
-        answer: AnswerBuilder,
-        send: Send,
-        on_commit: Callable[[], None],
-        extra_headers: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
-        before_last_frame: Callable[[], None] = lambda: None,
+        self, served_request: ServedRequest, builder: AnswerBuilder, send: Send, callbacks: DeliveryCallbacks
     ) -> None:
-        """`before_last_frame` is called before the last frame is written."""
         self._served_request = served_request
-        self._answer = answer
+        self._builder = builder
         self._send = send
-        self._on_commit = on_commit
-        self._extra_headers = extra_headers
-        self._before_last_frame = before_last_frame
+        self._callbacks = callbacks
         self._prefilled_us: int | None = None
-        self._sent_at = time.monotonic()
+        self._sent_at_s = time.monotonic()
 
     async def run(self) -> None:
         """Write from the first event to the last frame. Raises TimeoutError if the activator stopped reading."""
@@ -125,7 +125,7 @@ class Delivery:
         while True:
             if events and self._prefilled_us is None:
                 self._prefilled_us = now_us()
-            progress = self._answer.add_events(events)
+            progress = self._builder.add_events(events)
             if not isinstance(progress, AnswerProgress):  # a filter call is pending
                 progress = await progress
             self._served_request.counts = progress.counts
@@ -147,7 +147,7 @@ class Delivery:
             if progress.failure is not None:
                 await self._write(frames, last=False)
                 raise Refused(progress.failure)
-            if not frames and (not events or time.monotonic() - self._sent_at >= HEARTBEAT_INTERVAL_S):
+            if not frames and (not events or time.monotonic() - self._sent_at_s >= HEARTBEAT_INTERVAL_S):
                 frames = encode_frame(Frame(FrameKind.HEARTBEAT, progress.counts))
             await self._write(frames, last=False)
             events = await stream.next_events(HEARTBEAT_INTERVAL_S)
@@ -155,16 +155,16 @@ class Delivery:
     async def _fail(self, failure: Failure) -> None:
         served_request = self._served_request
         if served_request.stream.abandon_failure is None:
-            served_request.counts = self._answer.counts
+            served_request.counts = self._builder.counts
         else:
             # Cancelled here. The engine computes until it releases the request; the activator charges that too.
             served_request.counts = await served_request.stream.final_cost(RELEASE_TIMEOUT_S) or served_request.counts
         # The activator or the deadline cancelled it before anything was sent. Send the cost in a 200, so that the
         # request is counted.
-        is_cut = (served_request.deleted and not served_request.answered_elsewhere) or isinstance(
+        is_cancelled = (served_request.deleted and not served_request.answered_elsewhere) or isinstance(
             failure, DeadlineExceeded
         )
-        is_charged = is_cut and not served_request.disconnected and served_request.counts.completion_tokens > 0
+        is_charged = is_cancelled and not served_request.disconnected and served_request.counts.completion_tokens > 0
         if not (served_request.committed or is_charged):
             raise Refused(failure)
         await self._write(failed_frame(to_wire(failure), self._served_request.counts), last=True)
@@ -175,14 +175,14 @@ class Delivery:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             if not self._served_request.committed:
                 self._served_request.committed = True
-                self._on_commit()
-                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._extra_headers()]
+                self._callbacks.on_commit()
+                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._callbacks.extra_headers()]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             self._served_request.ended = last and not self._served_request.disconnected
             if last:  # before the frame: the activator sends its next request once it has read it
-                self._before_last_frame()
+                self._callbacks.before_last_frame()
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
-        self._sent_at = time.monotonic()
+        self._sent_at_s = time.monotonic()
 
     def _spans(self) -> tuple[StageSpan, ...]:
         began = self._served_request.began_us

@@ -6,9 +6,10 @@ Control routes are passed on to `control_api.py`. `kelvin/contracts/errors.py` d
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,14 +34,14 @@ from kelvin.contracts.serving.token_limits import (
 from kelvin.contracts.traffic_errors import Cancelled, DeadlineExceeded
 from kelvin.contracts.wire import decode
 from kelvin.process.race import run_until_disconnect
-from runtime.api.delivery import Delivery, ServedRequest, now_us, watch_connection
+from runtime.api.delivery import Delivery, DeliveryCallbacks, ServedRequest, now_us, watch_connection
 from runtime.api.orphan_records import OrphanRecords, UnconfirmedRequest
 from runtime.drivers.event_stream import EventStreams
-from runtime.drivers.interface import OWNER_TENANT, Request
+from runtime.drivers.interface import OWNER_TENANT
 from runtime.lifecycle.credit_policy import Credits
 from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.encoding_queue import INLINE_CHARACTERS
-from runtime.surface.served_version import ServedVersion
+from runtime.surface.served_version import PreparedRequest, ServedVersion
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class ServingApi:
         self._orphans = orphans
         self._control = control
         self._in_pod = in_pod
-        self._fields = ((RUNTIME, replica.runtime_id.encode()),) if in_pod else ()
+        self._pod_headers = ((RUNTIME, replica.runtime_id.encode()),) if in_pod else ()
         self._served_requests: dict[str, ServedRequest] = {}
         self._preparing: dict[str, asyncio.Timeout] = {}  # requests not yet in the engine, by id
 
@@ -160,31 +161,27 @@ class ServingApi:
             await _refuse(send, Internal(), request_id)
 
     async def _serve_request(self, headers: RequestHeaders, path: str, receive: Receive, send: Send) -> None:
-        serving, _ = self._replica.require_ready()
-        if _KINDS[path] != serving.kind:
-            raise Refused(wrong_kind_failure(serving.bind.model, serving.kind))
+        served_version, _ = self._replica.require_ready()
+        if _KINDS[path] != served_version.kind:
+            raise Refused(wrong_kind_failure(served_version.bind.model, served_version.kind))
         permit = CreditPermit(self._replica.credits, headers)
         try:
-            await self._serve_with_permit(headers, path, serving, permit, receive, send)
+            prepared = await self._prepare(headers, path, served_version, receive)
+            await self._deliver(headers, prepared, permit, receive, send)
         finally:
             permit.release()
 
-    async def _serve_with_permit(
-        self,
-        headers: RequestHeaders,
-        path: str,
-        serving: ServedVersion,
-        permit: CreditPermit,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _prepare(
+        self, headers: RequestHeaders, path: str, served_version: ServedVersion, receive: Receive
+    ) -> PreparedRequest:
+        """Read the body and prepare the request. Raises `Refused`: Cancelled after a DELETE, DeadlineExceeded."""
         limit = self._preparing[headers.request_id] = asyncio.timeout_at(headers.deadline_s)
         try:
             async with limit:
-                raw = await _read_body(receive, serving.limits.max_body_bytes)
+                raw = await _read_body(receive, served_version.limits.max_body_bytes)
                 created_s = headers.started_at_us // 1_000_000
                 tenant = headers.guest_tenant or OWNER_TENANT
-                preparing = serving.prepare(path, raw, headers.request_id, created_s, headers.ceiling, tenant)
+                preparing = served_version.prepare(path, raw, headers.request_id, created_s, headers.ceiling, tenant)
                 # Preparing a long body may wait, so cancel it if the activator disconnects. For a short body a watcher
                 # costs more than it saves.
                 prepared = await (
@@ -192,6 +189,7 @@ class ServingApi:
                 )
             if asyncio.get_running_loop().time() >= _limit_at_s(limit):  # the timeout fires only where a wait occurs
                 raise TimeoutError
+            return prepared
         except TimeoutError:
             if _limit_at_s(limit) < headers.deadline_s:
                 raise Refused(Cancelled()) from None
@@ -199,16 +197,19 @@ class ServingApi:
         finally:
             if self._preparing.get(headers.request_id) is limit:  # a retry may use the same id
                 del self._preparing[headers.request_id]
+
+    async def _deliver(
+        self, headers: RequestHeaders, prepared: PreparedRequest, permit: CreditPermit, receive: Receive, send: Send
+    ) -> None:
         # The replica may have failed or begun to drain while the body arrived.
-        serving, streams = self._replica.require_ready()
-        with self._hold_request(headers, streams, prepared.request, serving.bind, prepared.stream) as served_request:
-            count = self._replica.meter.count_request
-            served_request.unfiltered = prepared.unfiltered
-
-            def fields() -> tuple[tuple[bytes, bytes], ...]:
-                return (*self._fields, (CREDIT_HEADER.encode(), str(permit.credit).encode()))
-
-            delivery = Delivery(served_request, prepared.builder, send, count, fields, permit.release)
+        served_version, streams = self._replica.require_ready()
+        with self._hold_request(headers, streams, prepared, served_version.bind) as served_request:
+            callbacks = DeliveryCallbacks(
+                on_commit=self._replica.meter.count_request,
+                extra_headers=partial(self._response_headers, permit),
+                before_last_frame=permit.release,
+            )
+            delivery = Delivery(served_request, prepared.builder, send, callbacks)
             watcher = asyncio.create_task(watch_connection(receive, served_request), name=f"watch-{headers.request_id}")
             expired = DeadlineExceeded(headers.timeout_s, "generating")
             timer = asyncio.get_running_loop().call_at(headers.deadline_s, served_request.stream.abandon, expired)
@@ -222,25 +223,31 @@ class ServingApi:
                 watcher.cancel()
                 await asyncio.gather(watcher, return_exceptions=True)
 
+    def _response_headers(self, permit: CreditPermit) -> Sequence[tuple[bytes, bytes]]:
+        return (*self._pod_headers, (CREDIT_HEADER.encode(), str(permit.credit).encode()))
+
     @contextmanager
     def _hold_request(
-        self, headers: RequestHeaders, streams: EventStreams, request: Request, bind: BindRequest, stream: bool
+        self, headers: RequestHeaders, streams: EventStreams, prepared: PreparedRequest, bind: BindRequest
     ) -> Iterator[ServedRequest]:
         """Hold the request from the engine's acceptance to the last byte. On exit, release the engine and keep the
         account if the record is unconfirmed.
         """
-        served_request = ServedRequest(headers.request_id, streams.open(request), headers.began_us, now_us())
+        stream = streams.open(prepared.request)
+        served_request = ServedRequest(
+            headers.request_id, stream, headers.began_us, now_us(), unfiltered=prepared.unfiltered
+        )
         self._served_requests[headers.request_id] = served_request
         try:
             yield served_request
         finally:
-            served_request.stream.stop()
+            stream.stop()
             log.debug("a request ended", extra={"completion_tokens": served_request.counts.completion_tokens})
             if self._served_requests.get(headers.request_id) is served_request:  # a retry may use the same id
                 del self._served_requests[headers.request_id]
             if served_request.unrecorded:
                 self._orphans.add(
-                    self._unconfirmed_request(headers, served_request, bind, stream),
+                    self._unconfirmed_request(headers, served_request, bind, prepared.stream),
                     connection_lost=served_request.connection_lost,
                 )
                 if served_request.answered_elsewhere:
@@ -319,10 +326,10 @@ def _read_headers(scope: Scope) -> RequestHeaders:
 
 
 def _read_ceiling(scope: Scope) -> TokenLimits:
-    found = tuple(
+    limits = tuple(
         _read_tokens(scope, name) for name in (CONTEXT_TOKENS_HEADER, OUTPUT_TOKENS_HEADER, CAP_TOKENS_HEADER)
     )
-    return NO_TOKEN_LIMITS if found == (None, None, None) else TokenLimits(*found)
+    return NO_TOKEN_LIMITS if limits == (None, None, None) else TokenLimits(*limits)
 
 
 def _read_tokens(scope: Scope, name: str) -> int | None:
@@ -339,13 +346,13 @@ def _read_wanted_streams(scope: Scope) -> int | None:
 
 
 def _header(scope: Scope, name: str) -> str | None:
-    wanted = name.encode()
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), None)
+    key = name.encode()
+    return next((value.decode("latin-1") for header, value in scope["headers"] if header == key), None)
 
 
-def _require_method(method: str, wanted: str) -> None:
-    if method != wanted:
-        raise Refused(MethodNotAllowed(method, (wanted,)))
+def _require_method(method: str, required: str) -> None:
+    if method != required:
+        raise Refused(MethodNotAllowed(method, (required,)))
 
 
 async def _read_body(receive: Receive, limit_bytes: int) -> bytes:
