@@ -386,3 +386,9 @@ async def until_ready(directory: SocketDirectory, is_alive: Callable[[], bool]) 
                 await asyncio.sleep(0.005)
             finally:
                 await client.close()
+
+
+async def run_tasks() -> None:
+    """Let every task run until it waits for something other than a task."""
+    for _ in range(10):
+        await asyncio.sleep(0)

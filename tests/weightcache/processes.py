@@ -31,17 +31,17 @@ WITHOUT_TURNS = """
 from weightcache.peers import peer_group
 from weightcache.peers.ownership_policy import ChunkState
 
-def choose(me, digest, others, busy):
-    return next((node for node, state in others.items() if state is ChunkState.READY), None)
+def choose_node(own_node, digest, peer_states, busy_nodes):
+    return next((node for node, state in peer_states.items() if state is ChunkState.READY), None)
 
-peer_group.choose = choose
+peer_group.choose_node = choose_node
 """
 # Nodes with long timeouts, so that none takes another one for dead or hung on a busy machine.
 PATIENT = """
 from weightcache.peers import peer_client, peer_group
 
 peer_client.CONNECT_S = peer_client.ANSWER_S = peer_client.SILENCE_S = 120.0
-peer_group.STALL_S = peer_group.PATIENCE_S = 120.0
+peer_group.OWNER_STALL_S = peer_group.OWN_STALL_S = 120.0
 """
 WAIT_S = 120.0
 

@@ -28,12 +28,14 @@ Wrong = list[tuple[Injection, str | None]]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Skip syncing and logging, which other tests check."""
     monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-    monkeypatch.setattr(logging.getLogger("weightcache"), "disabled", True)
-    for name in ("fetching", "nvme"):
-        monkeypatch.setattr(logging.getLogger(f"weightcache.{name}"), "disabled", True)
+    logger = logging.getLogger("weightcache")  # its modules' loggers inherit the level
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def test_ten_thousand_corruptions_are_healed_or_refused(disk: Path) -> None:
     assert all(blake3(rig.path(each.digest).read_bytes()).hexdigest() == each.digest for each in rig.bodies)
 
 
-def test_control(disk: Path) -> None:
+def test_control_without_verification_serves_damage(disk: Path) -> None:
     """Negative control: without verification, every kind of damage that keeps the length is served."""
     wrong, done, _ = run(disk, 300, lambda data, digest: True, seed=17)
     served = {each.kind for each, answer in wrong if answer == "wrong"}

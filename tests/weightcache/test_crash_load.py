@@ -170,7 +170,7 @@ def test_leases_survive_killed_agents(data: Path) -> None:
 
 
 @pytest.mark.deep
-def test_control(data: Path) -> None:
+def test_control_overwritten_lease_is_detected(data: Path) -> None:
     """Negative control: an agent that overwrites leased memory before it dies is detected."""
     with talking(READER, str(data / "run")) as reader, agent(data, CARELESS + START) as dying:
         reader.say(VERSIONS[0].id)

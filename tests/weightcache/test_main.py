@@ -15,7 +15,7 @@ VERSION = make_version(seed=1)
 SOFT = 64  # file descriptors; enough for an idle agent
 
 
-def test_life(tmp_path: Path) -> None:
+def test_agent_serves_excludes_a_second_and_drains(tmp_path: Path) -> None:
     """The agent grants a lease, refuses a second agent over its directory, drains on SIGTERM, and exits 0."""
     with started(tmp_path) as agent:
         agent.publish(VERSION)
@@ -34,7 +34,7 @@ def test_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("recheck", "share"), [("tag", 1), ("digest", 0)])
-def test_recheck(tmp_path: Path, recheck: str, share: int) -> None:
+def test_recheck_setting_decides_tag_or_digest(tmp_path: Path, recheck: str, share: int) -> None:
     """With `KELVIN_RECHECK=tag`, a later read from NVMe is recognised by its tag; with `digest`, it is hashed again."""
     total = len(VERSION.linear)
     with started(tmp_path, KELVIN_RECHECK=recheck) as agent:
@@ -49,7 +49,7 @@ def test_recheck(tmp_path: Path, recheck: str, share: int) -> None:
             agent.evict("host")
 
 
-def test_lifeline(tmp_path: Path) -> None:
+def test_agent_ends_with_its_lifeline(tmp_path: Path) -> None:
     """The agent ends when the other end of its lifeline is closed."""
     end, other = os.pipe()
     with started(tmp_path, KELVIN_LIFELINE_FD=str(end)) as agent:

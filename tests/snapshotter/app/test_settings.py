@@ -8,7 +8,7 @@ from kelvin.contracts.setting_parser import BadSetting
 from snapshotter.app.settings import read_settings
 
 
-def test_defaults() -> None:
+def test_only_the_data_directory_is_required() -> None:
     """Only the data directory is required."""
     found = read_settings({"KELVIN_DATA": "/var/lib/kel vin"})
     assert (found.run, found.staging) == (Path("/var/lib/kel vin/run"), Path("/var/lib/kel vin/staging"))
@@ -27,7 +27,7 @@ def test_defaults() -> None:
         pytest.param("KELVIN_SEAL_S", "soon", "a whole number", id="a word for a number"),
     ],
 )
-def test_refuses(name: str, value: str, rule: str) -> None:
+def test_invalid_setting_is_refused(name: str, value: str, rule: str) -> None:
     """The refusal names the variable, its value and the rule."""
     with pytest.raises(BadSetting, match=rule) as caught:
         read_settings({"KELVIN_DATA": "/d", name: value})

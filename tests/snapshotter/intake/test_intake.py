@@ -122,7 +122,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("files", "path", "reason"), REFUSALS)
-def test_refuses(files: dict[str, bytes], path: str, reason: str) -> None:
+def test_invalid_directory_is_refused(files: dict[str, bytes], path: str, reason: str) -> None:
     """The first fault is reported with its file and reason."""
     with pytest.raises(Refused) as caught:
         admit(request_of(files))
@@ -132,7 +132,7 @@ def test_refuses(files: dict[str, bytes], path: str, reason: str) -> None:
     assert reason in failure.reason
 
 
-def test_admits() -> None:
+def test_valid_directory_is_admitted() -> None:
     """The model on which every refusal above is based is accepted. Otherwise the table would prove nothing."""
     found = admit(Model().request())
     assert [file.path for file in found.files] == ["config.json", "generation_config.json", "tokenizer.json"]

@@ -51,7 +51,7 @@ def refusal(request: PlanRequest, whole: WholeFile) -> str:
     return refused.value.failure.reason
 
 
-def test_admitted() -> None:
+def test_kept_file_has_all_bytes_outside_tensors() -> None:
     """The rest is all bytes that belong to no tensor."""
     files, request = kept(MODEL, FILE)
     whole = admit(request).kept_tensorizer
@@ -62,7 +62,7 @@ def test_admitted() -> None:
     assert admit(kept(MODEL, FILE, keep=False)[1]).kept_tensorizer is None
 
 
-def test_refused() -> None:
+def test_wrong_bytes_between_tensors_are_refused() -> None:
     """A description that is too short, too long, of other headers, or of another kind of file is refused."""
     _, request = kept(MODEL, FILE)
     whole = request.weights[0].whole

@@ -111,7 +111,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("change", "reason"), REFUSALS)
-def test_refuses(change: Callable[[Any], object], reason: str) -> None:
+def test_unservable_graph_is_refused(change: Callable[[Any], object], reason: str) -> None:
     """The refusal names the file and the reason."""
     with pytest.raises(Refused) as caught:
         read_graph(changed(change))
@@ -121,7 +121,7 @@ def test_refuses(change: Callable[[Any], object], reason: str) -> None:
     assert reason in failure.reason
 
 
-def test_admits() -> None:
+def test_servable_graph_is_admitted() -> None:
     """The graph on which every refusal above is based is accepted. Otherwise the table would prove nothing."""
     assert read_graph(changed(lambda model: None)) == (
         (TensorSpec("x", "FP32", (-1, 2)),),
@@ -248,7 +248,7 @@ def test_operators_are_known_to_onnx() -> None:
         pytest.param(b"\x6a\x00", "GraphProto.value_info occurs more than", id="notes, which are read over"),
     ],
 )
-def test_megabytes_of_empty_messages_are_counted_before_they_are_kept(field: bytes, reason: str) -> None:
+def test_empty_messages_are_counted_before_they_are_kept(field: bytes, reason: str) -> None:
     """Each two bytes of such a file would take a hundred bytes of memory."""
     content = field * (6 << 20)
     length = b"".join(bytes([len(content) >> shift & 127 | (128 if shift < 21 else 0)]) for shift in (0, 7, 14, 21))

@@ -64,7 +64,7 @@ def test_push_within_quota_is_accepted(
         pytest.param(0, "", "a", [], 0, StorageQuotaExceeded(0, ONE, 0), id="a tenant that may store nothing"),
     ],
 )  # fmt: skip
-def test_refused(
+def test_push_beyond_the_quota_is_refused(
     stored_bytes: int,
     stored: str,
     wanted: str,

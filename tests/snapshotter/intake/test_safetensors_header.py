@@ -89,7 +89,7 @@ def of(header: Any, data: bytes = bytes(16)) -> bytes:
         pytest.param(of({}, bytes(1)), "the file has", id="bytes without any tensor"),
     ],
 )
-def test_refuses(raw: bytes, want: str) -> None:
+def test_invalid_header_is_refused(raw: bytes, want: str) -> None:
     """The refusal names the fault of the header."""
     assert want in reason_of(raw)
 

@@ -108,7 +108,7 @@ FAULTS: Mapping[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("raw", "want"), [pytest.param(*case, id=name) for name, case in FAULTS.items()])
-def test_refused(raw: bytes, want: str) -> None:
+def test_invalid_index_is_refused(raw: bytes, want: str) -> None:
     assert want in refusal(lambda: parse(raw))
 
 

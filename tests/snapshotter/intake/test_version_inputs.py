@@ -28,7 +28,7 @@ DIGESTS = ("1" * 64, "2" * 64)
         pytest.param(131072, 131071, 4096, id="a long one is capped"),
     ],
 )
-def test_limits(positions: int, most_input: int, most_output: int) -> None:
+def test_limits_leave_a_position_for_the_response(positions: int, most_input: int, most_output: int) -> None:
     """One position is left for the answer."""
     assert choose_limits(positions) == Limits(max_input_tokens=most_input, max_output_tokens=most_output)
 

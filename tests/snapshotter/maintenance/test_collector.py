@@ -119,7 +119,7 @@ def test_collection_killed_midway_leaves_no_fault(tmp_path: Path) -> None:
     assert collect(bench).freed == ()
 
 
-def test_pack_without_its_index_is_a_fault_while_it_may_be_needed(tmp_path: Path) -> None:
+def test_unindexed_pack_is_a_fault_while_it_may_be_needed(tmp_path: Path) -> None:
     """The version's manifest does not decode, so any chunk may be needed."""
     bench, named, deleted = store_of(tmp_path)
     freed = [each.key for each in collect(bench, run=False).freed]
@@ -131,7 +131,7 @@ def test_pack_without_its_index_is_a_fault_while_it_may_be_needed(tmp_path: Path
     assert summary.leftovers == 0
 
 
-def test_pack_without_its_index_that_no_collection_frees_is_a_fault(tmp_path: Path) -> None:
+def test_unindexed_pack_that_stays_is_a_fault(tmp_path: Path) -> None:
     """A version needs a chunk of the pack. A collection frees no such pack, even if another one has the chunk."""
     bench, named, _ = store_of(tmp_path)
     collect(bench)

@@ -72,7 +72,9 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("plant", "fault"), FAULTS)
-def test_finds(tmp_path: Path, store: Store, plant: Callable[[Store], str], fault: str) -> None:
+def test_fault_is_found_and_its_advice_repairs_it(
+    tmp_path: Path, store: Store, plant: Callable[[Store], str], fault: str
+) -> None:
     """The fault is found under its key. After following the advice, the check is clean."""
     key = plant(store)
     findings, _ = check(tmp_path, named=(store.version,))
@@ -207,7 +209,7 @@ def test_healthy_store_has_no_findings(tmp_path: Path, store: Store) -> None:
     assert summary.unreferenced_chunks == summary.chunks > 0
 
 
-async def test_progress(tmp_path: Path, store: Store) -> None:
+async def test_progress_grows_to_the_total(tmp_path: Path, store: Store) -> None:
     """Progress only grows, and ends at the total."""
     steps = [line for line in await lines_of(fsck_of(tmp_path)) if isinstance(line, FsckProgress)]
     assert [step.checked_bytes for step in steps] == sorted({step.checked_bytes for step in steps})

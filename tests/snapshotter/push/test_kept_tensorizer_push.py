@@ -191,7 +191,7 @@ async def test_lost_staged_bytes_are_sent_again(tmp_path: Path) -> None:
     assert packs(tmp_path)[NAME] == RAW
 
 
-async def test_quota(tmp_path: Path) -> None:
+async def test_kept_file_counts_once_towards_the_quota(tmp_path: Path) -> None:
     """A kept file counts with all its bytes, once, whether stored or promised, and also beside packs."""
     room = len(RAW) + 20_000
 

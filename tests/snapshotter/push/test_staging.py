@@ -200,7 +200,7 @@ from pathlib import Path
 from snapshotter.push.staging import Staging
 staging = Staging(Path(sys.argv[1]), 2)
 Path.rename = lambda *_: os.kill(os.getpid(), 9)
-staging.put("acme", sys.argv[2], sys.argv[3], b"half")
+staging.put_chunk("acme", sys.argv[2], sys.argv[3], b"half")
 """
 
 

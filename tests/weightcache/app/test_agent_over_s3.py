@@ -65,7 +65,7 @@ def test_store_reads_setting_bounds_concurrent_reads(tmp_path: Path, proxy: Faul
 
 
 @pytest.mark.parametrize("percent", [0, 50])
-def test_one_that_is_late(tmp_path: Path, proxy: FaultProxy, url: str, percent: int) -> None:
+def test_late_read_is_hedged_if_allowed(tmp_path: Path, proxy: FaultProxy, url: str, percent: int) -> None:
     """With `KELVIN_HEDGE_PERCENT` a hedged read replaces the late one; at 0 the lease waits for the late one."""
     with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_HEDGE_PERCENT=str(percent), **ENVIRONMENT) as agent:
         agent.wait_up()

@@ -17,13 +17,13 @@ OTHER = make_version(seed=2)
 COUNT = len(VERSION.digests)
 
 
-def test_health(tmp_path: Path) -> None:
+def test_running_agent_is_healthy_and_ready(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.ask("GET", "/healthz", NoneType)
         agent.ask("GET", "/readyz", NoneType)
 
 
-def test_state(tmp_path: Path) -> None:
+def test_state_counts_reads_chunks_and_leases(tmp_path: Path) -> None:
     """The state counts reads by tier, chunks and bytes held, and leases and holders."""
     with running(settings_of(tmp_path, slabs=3)) as agent:
         agent.publish(VERSION)

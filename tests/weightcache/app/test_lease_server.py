@@ -36,7 +36,7 @@ def test_the_end_of_a_process_ends_its_lease(tmp_path: Path) -> None:
             agent.wait_for("its slabs are released", lambda s: (s.leases, s.holders, s.host.slabs_busy) == (0, 0, 0))
 
 
-def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Path) -> None:
+def test_closed_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Path) -> None:
     """A process that closed its connection may still have the slab mapped, so the slab stays until the process dies."""
     another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
     with running(settings_of(tmp_path, slabs=1)) as agent:
@@ -160,7 +160,7 @@ def ask(agent: RunningAgent, raw: bytes) -> LeaseReply:
         ),
     ],
 )
-def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
+def test_invalid_lease_request_is_refused_with_its_code(tmp_path: Path, raw: bytes, code: str) -> None:
     """A bad request is refused with its code, and the agent keeps serving."""
     with running(settings_of(tmp_path)) as agent:
         reply = ask(agent, raw)
@@ -171,7 +171,7 @@ def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
         agent.acquire(VERSION).close()
 
 
-def test_another_tenants_version(tmp_path: Path) -> None:
+def test_version_is_missing_for_another_tenant(tmp_path: Path) -> None:
     """A version in memory is missing for every other tenant."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)

@@ -8,7 +8,7 @@ from kelvin.contracts.setting_parser import BadSetting
 from weightcache.app.settings import PeerSettings, read_settings
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults_follow_memory_and_disk(tmp_path: Path) -> None:
     """Only the data directory is required."""
     settings = read_settings({"KELVIN_DATA": str(tmp_path)})
     assert settings.store_url == (tmp_path / "store").as_uri()
@@ -65,7 +65,7 @@ def test_foreign_entries_of_the_tier_are_no_space(tmp_path: Path) -> None:
         pytest.param({"KELVIN_LIFELINE_FD": "x"}, "KELVIN_LIFELINE_FD=x", id="no number"),
     ],
 )
-def test_refused(tmp_path: Path, env: dict[str, str], text: str) -> None:
+def test_invalid_setting_is_refused(tmp_path: Path, env: dict[str, str], text: str) -> None:
     with pytest.raises(BadSetting, match=text):
         read_settings(env if text == "KELVIN_DATA=" else {"KELVIN_DATA": str(tmp_path), **env})
 
@@ -77,7 +77,7 @@ def key_file(root: Path) -> str:
     return str(path)
 
 
-def test_peers(tmp_path: Path) -> None:
+def test_peer_settings_are_address_urls_and_secret(tmp_path: Path) -> None:
     """The peer settings are the address to listen at, the peers' URLs and the shared secret. By default there
     are none.
     """

@@ -51,7 +51,7 @@ def test_all_bytes_arrive(kind: type[LateLane], slots: int, nbytes: int) -> None
     assert sent(kind(slots=slots), host, *all_of(host)) == host.body
 
 
-def test_control() -> None:
+def test_control_refilled_buffer_sends_wrong_bytes() -> None:
     """Negative control: if a buffer is refilled before it is drained, other bytes arrive."""
     host = Host(7 * BLOCK_BYTES)
     assert sent(HeedlessLane(), host, *all_of(host)) != host.body

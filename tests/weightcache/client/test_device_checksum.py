@@ -85,7 +85,9 @@ def test_each_damage_changes_the_checksum(body: bytes, damage: Callable[[bytearr
 
 
 @pytest.mark.parametrize("damage", [swap_words, swap_chunks, shift])
-def test_control(body: bytes, damage: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_positions_misses_moved_bytes(
+    body: bytes, damage: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: with one key for all positions, and blocks in any order, moved bytes are not found."""
     monkeypatch.setattr(
         device_checksum, "block_keys", lambda device: torch.ones((2, BLOCK_BYTES // 4), dtype=torch.int64)

@@ -114,7 +114,7 @@ def test_a_bad_copy_is_not_bad_memory(host: Host, damage: Damage, expected: str 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_refused(host: Host, damage: Damage) -> None:
+def test_copy_that_stays_wrong_is_refused(host: Host, damage: Damage) -> None:
     """A copy that arrives wrong each time is refused with a chunk that is wrong on the device."""
     with pytest.raises(Refused) as refused:
         copy_to_device(host, LateLane(damage=damage), RIGHT)
@@ -126,7 +126,9 @@ def test_refused(host: Host, damage: Damage) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_control(host: Host, damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_sums_serves_damaged_copies(
+    host: Host, damage: Damage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: if sums are not compared, the damaged copies are served."""
     monkeypatch.setattr(device_module, "checksum_of_sums", lambda sums, nbytes: RIGHT)
     weights = copy_to_device(host, LateLane(damage=damage), RIGHT)
@@ -142,7 +144,7 @@ def test_changed_host_memory_is_found(host: Host, expected: str | None) -> None:
     assert refused.value.failure == ChunkCorrupt(chunk_at(3 * BLOCK_BYTES - 5), "host")
 
 
-def test_memory_that_changed_control(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_hashing_serves_changed_memory(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without a seal, and if chunks are not hashed again, the changed bytes are served."""
     host.memory[3 * BLOCK_BYTES - 5] = bytes([VERSION.linear[3 * BLOCK_BYTES - 5] ^ 4])
     monkeypatch.setattr(device_module, "is_digest_of", lambda data, digest: True)

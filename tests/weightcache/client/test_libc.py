@@ -21,7 +21,7 @@ def mapped_between(begin: int, end: int) -> int:
 
 
 @pytest.mark.parametrize("length", [1, 4096, HUGE_PAGE, 5 * HUGE_PAGE + 4096])
-def test_reserve(length: int) -> None:
+def test_reserved_range_begins_at_a_huge_page(length: int) -> None:
     """A range begins at a huge page, has whole pages, and is unmapped whole."""
     pages = -(-length // 4096) * 4096
     address = libc.reserve(length)

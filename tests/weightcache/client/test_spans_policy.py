@@ -29,7 +29,7 @@ def spans(*given: Span) -> Spans:
         pytest.param(((0, 50),), (50, 100), (0, 100), id="the last"),
     ],
 )
-def test_add(existing: tuple[Span, ...], added: Span, want: Span) -> None:
+def test_adjacent_spans_are_merged(existing: tuple[Span, ...], added: Span, want: Span) -> None:
     """Adjacent spans are merged."""
     assert spans(*existing).add(*added) == want
 
@@ -93,7 +93,7 @@ def test_spans_may_be_added_in_any_order(lengths: list[int], data: st.DataObject
 
 
 @given(lengths=st.lists(st.integers(1, 5), max_size=12), data=st.data())
-def test_merged(lengths: list[int], data: st.DataObject) -> None:
+def test_merged_spans_are_disjoint_and_complete(lengths: list[int], data: st.DataObject) -> None:
     """The merged spans have the same bytes, and no two of them touch."""
     chosen = [span for span in data.draw(st.permutations(pieces(lengths))) if data.draw(st.booleans())]
     found = merge_spans(chosen)

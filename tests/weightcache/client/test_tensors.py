@@ -85,10 +85,10 @@ from pathlib import Path
 import torch
 from kelvin.ipc.socket_directory import SocketDirectory
 from weightcache.client.lease import acquire
-from weightcache.client.device_copy import tensors
+from weightcache.client.device_copy import view_tensors
 
 lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 30.0)
-tensor = tensors(lease)["tensor0"]
+tensor = view_tensors(lease)["tensor0"]
 print(bool(tensor.view(torch.uint8).any()), flush=True)
 if sys.argv[3] == "copy":
     tensor = tensor.clone()

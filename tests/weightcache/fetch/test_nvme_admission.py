@@ -27,6 +27,7 @@ from tests.weightcache.kit import (
     cached,
     make_version,
     publish,
+    run_tasks,
     settings_of,
     tier_of,
 )
@@ -223,8 +224,7 @@ async def test_eviction_waits_for_a_chunk_being_admitted(
         writing = asyncio.create_task(write(cache))
         await eventually(lambda: store.ranges)
         evicting = asyncio.create_task(cache.evict("nvme", None, None))
-        for _ in range(10):
-            await asyncio.sleep(0)  # let it read the index
+        await run_tasks()  # the eviction reads the index
         store.gate.set()
         await asyncio.gather(writing, evicting)
         assert cache.counters.admitted_chunks == 1
@@ -253,8 +253,7 @@ async def test_eviction_waits_for_a_chunk_being_located(tmp_path: Path) -> None:
         rewriting = asyncio.create_task(rewritten(cache))
         await store.asked.wait()
         evicting = asyncio.create_task(cache.evict("nvme", None, None))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await run_tasks()
         store.go.set()
         await asyncio.gather(rewriting, evicting)
         assert cache.counters.admitted_chunks == 1

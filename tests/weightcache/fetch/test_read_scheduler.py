@@ -7,6 +7,7 @@ import pytest
 
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import Cancelled
+from tests.weightcache.kit import run_tasks
 from weightcache.fetch.read_scheduler import ReadScheduler
 from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, ChunkKey
 from weightcache.sources.source import ReadSlot
@@ -46,12 +47,6 @@ class World:
         except Refused as refused:
             if refused.failure == Cancelled():
                 self.refused.append(name)
-
-
-async def run_tasks() -> None:
-    """Let every task run as far as it can."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def wants(*names: str) -> dict[ChunkKey, int]:

@@ -29,7 +29,7 @@ OLD, MIDDLE, YOUNG = (
         pytest.param(9, None, id="more than there is: nothing is evicted"),
     ],
 )
-def test_choose(need: int, want: tuple[str, ...] | None) -> None:
+def test_least_recently_used_go_first_at_equal_cost(need: int, want: tuple[str, ...] | None) -> None:
     """If all reload costs are the same per size, the least recently used go."""
     assert choose_victims([YOUNG, OLD, MIDDLE], need, HALF_S) == want
 
@@ -115,7 +115,7 @@ def test_choice_spares_tenants_within_quota(
         pytest.param("c", 2, ("a1", "b1"), id="down to the quota, then of all by value"),
     ],
 )
-def test_quota(asking: str, need: int, want: tuple[str, ...] | None) -> None:
+def test_tenant_over_its_quota_loses_first(asking: str, need: int, want: tuple[str, ...] | None) -> None:
     """`a` has three slabs, one of them busy, `b` has one of lowest value, and the quota is two slabs."""
     candidates = [
         Candidate("b1", 1, 0.0, tenant="b"),

@@ -64,7 +64,7 @@ def test_value_beats_lru(seed: int) -> None:
     assert is_better(true_cost(), seed)
 
 
-def test_control() -> None:
+def test_control_lru_and_inverted_costs_are_no_better() -> None:
     """Negative control: neither LRU nor inverted costs are better."""
     cost = true_cost()
     assert not is_better(lru, 0)

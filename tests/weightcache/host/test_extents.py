@@ -39,7 +39,7 @@ def rooms(draw: st.DrawFn) -> list[FreeTail]:
 
 
 @given(versions(), rooms())
-def test_place(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> None:
+def test_each_chunk_gets_one_place_without_overlap(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> None:
     """Each distinct chunk gets one place of its length in one slab, behind used bytes and without overlap."""
     wanted = distinct_chunks(chunks)
     fresh = range(100, 100 + count_new_slabs(wanted, open_rooms, SLAB))
@@ -55,7 +55,7 @@ def test_place(chunks: list[tuple[str, int]], open_rooms: list[FreeTail]) -> Non
 
 
 @given(versions())
-def test_extents(chunks: list[tuple[str, int]]) -> None:
+def test_extents_cover_the_linear_space_once(chunks: list[tuple[str, int]]) -> None:
     """Extents cover the linear space once, in order, map each byte to its chunk, and are as few as possible."""
     wanted = distinct_chunks(chunks)
     places = place_chunks(wanted, (), range(count_new_slabs(wanted, (), SLAB)), SLAB)

@@ -69,7 +69,7 @@ def test_spare_of(host: int, slab: int, spare: int, want: int) -> None:
         pytest.param(192, (16, 8, 4), id="no disk needs more"),
     ],
 )
-def test_threads(cores: int, want: tuple[int, int, int]) -> None:
+def test_thread_counts_follow_cores_within_bounds(cores: int, want: tuple[int, int, int]) -> None:
     """Threads depend on the cores, within bounds. Each reader has one chunk to read and a next one."""
     threads = choose_thread_counts(cores)
     assert (threads.read, threads.hash, threads.make) == want

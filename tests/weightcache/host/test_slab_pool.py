@@ -100,7 +100,7 @@ ATTEMPTS = [
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_receiver(attempt: Callable[[int], None]) -> None:
+def test_receiver_of_a_slab_can_not_change_it(attempt: Callable[[int], None]) -> None:
     """A process that has the descriptor can't change a byte, while the agent's own mapping still writes."""
     with slab_of() as slab:
         slab.view(0, 5)[:] = b"bytes"

@@ -218,7 +218,7 @@ def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
     assert list(found) == []
 
 
-def test_quarantine(tier: ChunkFiles, tmp_path: Path) -> None:
+def test_quarantine_keeps_the_newest_files(tier: ChunkFiles, tmp_path: Path) -> None:
     """A quarantined file is moved aside, only the newest `MAX_QUARANTINED` are kept, and a missing file is no error."""
     for number in range(MAX_QUARANTINED + 3):
         tier.quarantine(written(tier), f"bad{number}")

@@ -101,7 +101,7 @@ def test_a_small_file_costs_more_for_its_size() -> None:
     assert index.admit(("a", "new"), 500, 2.0) == (("a", "large"),)
 
 
-def test_quota() -> None:
+def test_tenant_over_its_quota_is_evicted_first() -> None:
     """A tenant over its quota is evicted first and takes nothing of others. Alone, it may fill the disk."""
     index = DiskIndex(4, quota_bytes=2)
     for now, name in enumerate("xyzw"):

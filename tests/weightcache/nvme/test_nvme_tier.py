@@ -17,6 +17,7 @@ import pytest
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused
 from tests.weightcache.disks import fill, make_read_only, refuse_direct, refuse_removal
+from tests.weightcache.kit import run_tasks
 from weightcache.client import libc
 from weightcache.counters import Counters
 from weightcache.nvme import nvme_tier
@@ -202,7 +203,7 @@ async def test_missing_o_direct_is_logged_once(
     ]
 
 
-async def test_budget(tmp_path: Path) -> None:
+async def test_new_files_evict_the_least_recently_read(tmp_path: Path) -> None:
     """New files evict the least recently read ones. A chunk larger than the budget isn't admitted."""
 
     async with opened(tmp_path) as tier:
@@ -214,7 +215,7 @@ async def test_budget(tmp_path: Path) -> None:
         assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE_BYTES)))
 
 
-async def test_restart(tmp_path: Path) -> None:
+async def test_files_and_their_order_of_use_survive_a_restart(tmp_path: Path) -> None:
     """The next agent knows the files and their order of use, and a smaller budget removes the oldest."""
 
     async with opened(tmp_path) as tier:
@@ -338,7 +339,7 @@ async def test_waiter_waits_for_both_a_fetch_and_a_write(tmp_path: Path, monkeyp
             await asyncio.to_thread(held.wait, 30)
         waiting = asyncio.create_task(tier.wait_until_written(*key))
         becoming_idle = asyncio.create_task(tier.wait_until_idle())
-        await asyncio.sleep(0.05)
+        await run_tasks()
         assert not waiting.done()
         assert not becoming_idle.done()
         go.set()
@@ -348,7 +349,7 @@ async def test_waiter_waits_for_both_a_fetch_and_a_write(tmp_path: Path, monkeyp
         with tier.mark_writing("a", NAMES[1]):
             assert await tier.admit("a", NAMES[1], page(8))
             waiting = asyncio.create_task(tier.wait_until_written("a", NAMES[1]))
-            await asyncio.sleep(0.05)
+            await run_tasks()
             assert not waiting.done()
         assert await waiting
 

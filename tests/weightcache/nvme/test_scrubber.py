@@ -130,7 +130,7 @@ async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
         cache.arena.index.check_integrity()
 
 
-async def test_control(tmp_path: Path) -> None:
+async def test_control_without_a_scrub_serves_changed_bytes(tmp_path: Path) -> None:
     """Negative control: without a scrub, the changed bytes are leased."""
 
     async with opened(tmp_path) as cache:
@@ -221,7 +221,7 @@ async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: 
         assert len(examined) == 2 * (COUNT + len(OTHER.digests))
 
 
-def test_check(tmp_path: Path) -> None:
+def test_check_on_demand_finds_faulty_and_stray_files(tmp_path: Path) -> None:
     """A check on demand names and drops a faulty chunk, names a stray file, and finds nothing the next time."""
     with running(settings_of(tmp_path)) as agent:
         agent.keep(VERSION)

@@ -31,7 +31,9 @@ LOW, ME, MID, HIGH = sorted(("one", "two", "three", "four"), key=lambda node: ra
         pytest.param({HIGH: W, MID: C}, [], MID, id="reading comes before wanting"),
     ],
 )
-def test_choose(others: dict[str, ChunkState], busy: list[str], want: str | None) -> None:
+def test_ready_node_comes_before_reader_and_owner(
+    others: dict[str, ChunkState], busy: list[str], want: str | None
+) -> None:
     assert choose_node(ME, DIGEST, others, busy) == want
 
 

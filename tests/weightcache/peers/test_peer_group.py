@@ -333,7 +333,7 @@ def _without_turns(me: str, digest: str, others: Mapping[str, ChunkState], busy:
     return next((node for node, state in others.items() if state is ChunkState.READY), None)
 
 
-def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_without_owners_reads_chunks_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without owners, chunks are read more than twice on average, and it takes as much longer."""
     monkeypatch.setattr(peer_group, "choose_node", _without_turns)
     nodes, store, took_s = play(all_at_once)

@@ -70,7 +70,7 @@ def test_each_node_reads_each_range_without_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_control(tmp_path: Path) -> None:
+def test_control_without_owners_breaks_the_bound(tmp_path: Path) -> None:
     """Negative control: if nodes read from peers, but chunks have no owners, the bound is broken."""
     with (
         throttled(bucket_of(), 4 * RATE) as bucket,

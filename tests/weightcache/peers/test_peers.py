@@ -226,7 +226,7 @@ def test_failing_peer_is_replaced_by_the_store(tmp_path: Path, kind: str) -> Non
             assert not two.state().peers.nodes[0].answers
 
 
-async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> None:
+async def test_peer_that_sends_no_chunk_is_paused_longer() -> None:
     """A peer that claims to have a chunk and does not send it is paused. Every failure doubles the pause."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:

@@ -70,7 +70,7 @@ def named(prefix: str, count: int) -> list[str]:
         pytest.param(4, 1, None, id="no more parts than allowed"),
     ],
 )
-def test_limit(parts: int, left: int, want: int | None) -> None:
+def test_limit_counts_chunks_of_any_length(parts: int, left: int, want: int | None) -> None:
     """A source with room for four chunks at once starts no fifth one, whatever their length."""
     assert ChunkCountLimit(4).next_part_bytes(parts, parts << 40, left) == want
 
@@ -93,7 +93,7 @@ def test_chunks_of_a_version_are_read_in_order() -> None:
     assert world.drain() == ["a0", "a1", "a2"]
 
 
-def test_weights() -> None:
+def test_flow_gets_chunks_by_its_weight() -> None:
     """A flow of weight 3 gets three chunks for each one of a flow of weight 1."""
     world = World()
     for flow, weight in (("a", 3.0), ("b", 1.0)):

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -49,18 +49,20 @@ def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
     return StoreRanges(RetryingStore(world.store()), hedging, BdpWindow(40), counters), counters
 
 
+async def read_bodies(ranges: StoreRanges, buffers: Sequence[bytearray]) -> None:
+    """Fill all buffers at once. Fails sooner than the client, whose timeout is a minute."""
+    async with asyncio.timeout(30):
+        reads = (ranges.read("t/a", 0, memoryview(buffer), UNLIMITED_READ_SLOT) for buffer in buffers)
+        await asyncio.gather(*reads)
+
+
 @pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300_000)], ids=["no head", "half a body"])
-def test_one_slow_connection(world: World, fault: Fault) -> None:
+def test_slow_connection_is_overtaken_by_the_hedge(world: World, fault: Fault) -> None:
     """The hedged read finishes while the first read still waits. The first one writes nothing afterwards."""
     ranges, counters = hedged(world, 0.1)
     into = bytearray(len(BODY))
-
-    async def scenario() -> None:
-        world.proxy.inject(fault, method="GET")
-        async with asyncio.timeout(30):  # the client's own timeout is a minute
-            await ranges.read("t/a", 0, memoryview(into), UNLIMITED_READ_SLOT)
-
-    asyncio.run(scenario())
+    world.proxy.inject(fault, method="GET")
+    asyncio.run(read_bodies(ranges, [into]))
     assert bytes(into) == BODY
     assert (counters.hedges, counters.hedges_won) == (1, 1)
     assert world.proxy.count("GET") == 2
@@ -73,13 +75,7 @@ def test_one_slow_connection(world: World, fault: Fault) -> None:
 def test_slow_store_gets_few_hedges(world: World) -> None:
     """Of forty late reads, at most one in twenty is hedged, plus the saved budget."""
     ranges, counters = hedged(world, 0.05)
-
-    async def scenario() -> None:
-        world.proxy.inject(DelayedAnswer(0.3), method="GET", times=None)
-        await asyncio.gather(
-            *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), UNLIMITED_READ_SLOT) for _ in range(40)),
-        )
-
-    asyncio.run(scenario())
+    world.proxy.inject(DelayedAnswer(0.3), method="GET", times=None)
+    asyncio.run(read_bodies(ranges, [bytearray(len(BODY)) for _ in range(40)]))
     assert counters.hedges <= 3
     assert 40 <= world.proxy.count("GET") <= 40 + counters.hedges

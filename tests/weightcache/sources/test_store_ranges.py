@@ -8,6 +8,7 @@ import pytest
 
 from kelvin.blobstore.blob_store import BlobUnavailable
 from tests.eventually import eventually
+from tests.weightcache.kit import run_tasks
 from weightcache.counters import Counters
 from weightcache.sources.policy.bdp_window import MIN_SAMPLE_BYTES, BdpWindow
 from weightcache.sources.policy.read_hedging import MIN_SAMPLES, HedgeRule, ReadHedging
@@ -126,7 +127,7 @@ async def test_failed_read_leaves_the_other_running(failing: int, well: int) -> 
         read = world.read()
         await world.store.asked(2)
         world.store.fail(failing)
-        await asyncio.sleep(0.01)
+        await run_tasks()
         assert not read.done()
         world.store.end(well)
         await read
@@ -223,14 +224,14 @@ async def test_reads_are_measured() -> None:
         world = World(HedgeRule(share=0.0), InParts(waiting=True))
         world.into = bytearray(MIN_SAMPLE_BYTES)
         read = world.read()
-        await asyncio.sleep(0.01)
+        await run_tasks()
         assert world.store.reads == []
         read.cancel()
         await asyncio.wait({read})
         world.slot = UNLIMITED_READ_SLOT
         read = world.read()
         await world.store.asked(1)
-        await asyncio.sleep(0.01)
+        await run_tasks()
         assert not world.measured
         world.store.fail(0)
         with pytest.raises(BlobUnavailable):

@@ -53,7 +53,7 @@ class QuarantiningSource:
         *(pytest.param(fault, RIGHT, fault, id=f"a fault of the read: {fault}") for fault in sorted(FAULTS)),
     ],
 )
-def test_check(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
+def test_fault_is_counted_and_quarantined_once(read: ReadOutcome, data: bytes, want: ReadOutcome) -> None:
     """A fault is counted and its copy quarantined once. Other outcomes are neither."""
     source, counters = QuarantiningSource(), Counters()
 
