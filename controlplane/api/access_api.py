@@ -153,11 +153,13 @@ def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, audit_
 
     @routes.get("/grants", **route_docs(ModelGrants, NotFound))
     async def every_grant(actor: Admin, tenant: TenantQuery = None) -> Response:
-        own = (await tenants.tenant_status(target_tenant(actor, tenant), clock.wall_s())).tenant
-        await audit_log.record_access(actor, own, AuditAction.ACCESS_GRANTS)
-        given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
+        tenant_name = (await tenants.tenant_status(target_tenant(actor, tenant), clock.wall_s())).tenant
+        await audit_log.record_access(actor, tenant_name, AuditAction.ACCESS_GRANTS)
+        given = tuple(_grant(model, grantee) for model in registry.models(tenant_name) for grantee in model.grantees)
         return json_response(
-            ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.models_granted_to(own)))
+            ModelGrants(
+                given=given, had=tuple(_grant(model, tenant_name) for model in registry.models_granted_to(tenant_name))
+            )
         )
 
     @routes.put("/models/{model}/grants/{grantee}", **route_docs(ModelGrant, NotFound, ModelNotFound, CapacityExceeded))

@@ -93,8 +93,8 @@ class FeedStream:
 
 def _reader(scope: Scope) -> str:
     """Return the name from the reader's header; "" without one."""
-    given: Iterable[tuple[bytes, bytes]] = scope.get("headers", ())
-    return next((value.decode("latin-1")[:128] for name, value in given if name == _READER), "")
+    raw_headers: Iterable[tuple[bytes, bytes]] = scope.get("headers", ())
+    return next((value.decode("latin-1")[:128] for name, value in raw_headers if name == _READER), "")
 
 
 def routes(internals: InternalServices) -> list[Route]:

@@ -131,6 +131,6 @@ def _check_currency(settings: Settings, price_book: PriceBook, closed_currencies
 
     Late records of a closed month are adjustments of an open month's bill, at the closed month's prices.
     """
-    if other := sorted(set(closed_currencies) - {price_book.currency}):
-        rule = f"its currency is {price_book.currency}, and there are closed months in {', '.join(other)}"
+    if foreign_currencies := sorted(set(closed_currencies) - {price_book.currency}):
+        rule = f"its currency is {price_book.currency}, and there are closed months in {', '.join(foreign_currencies)}"
         raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book or "(the installed one)"), rule)

@@ -108,13 +108,13 @@ def acquired_spec(
 ) -> dict[str, Any]:
     """Return the spec that takes or renews the Lease. `now` is wall clock time for people, with any microseconds."""
     record = before or {}
-    mine = record.get("holderIdentity") == identity
+    is_renewal = record.get("holderIdentity") == identity
     return {
         "holderIdentity": identity,
         "leaseDurationSeconds": durations.lease_s,
-        "acquireTime": record.get("acquireTime", now) if mine else now,
+        "acquireTime": record.get("acquireTime", now) if is_renewal else now,
         "renewTime": now,
-        "leaseTransitions": int(record.get("leaseTransitions") or 0) + (0 if mine or before is None else 1),
+        "leaseTransitions": int(record.get("leaseTransitions") or 0) + (0 if is_renewal or before is None else 1),
     }
 
 

@@ -68,8 +68,8 @@ class Settings:
     @property
     def sizing(self) -> PoolSizing:
         """Sizing of the standby pool. More standbys than device slots are of no use, since each start takes a slot."""
-        most = max(self.standbys, self.device_slots)
-        return PoolSizing(self.standbys, most, self.standby_target, self.standby_share, self.standby_bytes)
+        max_parked = max(self.standbys, self.device_slots)
+        return PoolSizing(self.standbys, max_parked, self.standby_target, self.standby_share, self.standby_bytes)
 
 
 def load(env: Mapping[str, str] = os.environ) -> Settings:
@@ -111,8 +111,10 @@ def _postgres(env: Mapping[str, str]) -> PostgresUrl | None:
     try:
         return parse_postgres_url(url, Path(file) if file else None)
     except BadPostgresUrl as bad:
-        scheme, there, _ = url.partition("://")
-        raise setting_parser.BadSetting("KELVIN_DATABASE", f"{scheme}://..." if there else "...", str(bad)) from None
+        scheme, rest_of_url, _ = url.partition("://")
+        raise setting_parser.BadSetting(
+            "KELVIN_DATABASE", f"{scheme}://..." if rest_of_url else "...", str(bad)
+        ) from None
 
 
 def _backup(env: Mapping[str, str]) -> Path | None:

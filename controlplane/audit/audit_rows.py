@@ -62,12 +62,12 @@ class RequireActor:
 
     def __call__(self, request: Request) -> Actor:
         """Return the caller. Raises as `require_scope`."""
-        who = self._require(request)
+        principal = self._require(request)
         return Actor(
-            key_id=who.key_id,
-            tenant=who.tenant,
-            scopes=who.scopes,
-            models=who.models,
+            key_id=principal.key_id,
+            tenant=principal.tenant,
+            scopes=principal.scopes,
+            models=principal.models,
             request_id=request.headers.get("x-request-id", "")[:64],
         )
 
@@ -140,11 +140,11 @@ def events(connection: Connection, tenant: str, reader: Principal, limit: int, b
     if an entry can't be read.
     """
     table = schema.audit
-    wanted = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
+    query = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
     if before is not None:
-        wanted = wanted.where(table.c.sequence < before)
+        query = query.where(table.c.sequence < before)
     with refuse_unreadable("the audit", "kelvin audit verify"):
-        return [_event(row, reader) for row in connection.execute(wanted).mappings()]
+        return [_event(row, reader) for row in connection.execute(query).mappings()]
 
 
 def _event(row: RowMapping, reader: Principal) -> Event:

@@ -48,13 +48,13 @@ class ArchiveWriter:
     def file_pieces(self, name: str, source: BinaryIO, size: int) -> Iterator[bytes]:
         """Yield a member with exactly `size` bytes of `source`. Raises BadBackup if there are fewer."""
         yield _header(name, size)
-        digest, left = hashlib.sha256(), size
-        while left:
-            piece = source.read(min(_PIECE, left))
+        digest, left_bytes = hashlib.sha256(), size
+        while left_bytes:
+            piece = source.read(min(_PIECE, left_bytes))
             if not piece:
-                raise BadBackup(f"{name} ended {left} bytes early")
+                raise BadBackup(f"{name} ended {left_bytes} bytes early")
             digest.update(piece)
-            left -= len(piece)
+            left_bytes -= len(piece)
             yield piece
         yield _padding(size)
         self.members.append(BackupMember(name=name, size=size, sha256=digest.hexdigest()))
@@ -100,9 +100,9 @@ def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
     if hashlib.sha256(raw).hexdigest().encode() != seal:
         raise BadBackup("its index is not what was written")
     index = _decode_index(raw)
-    for member, said in zip(found, index.members, strict=False):
-        if member != said:
-            raise BadBackup(f"{said.name} is not what was written")
+    for member, indexed_member in zip(found, index.members, strict=False):
+        if member != indexed_member:
+            raise BadBackup(f"{indexed_member.name} is not what was written")
     if len(found) != len(index.members):
         raise BadBackup("a file is missing, or one too many")
     return index
@@ -144,17 +144,17 @@ def _read_header(archive: BinaryIO) -> tuple[str, int]:
 
 
 def _write(archive: BinaryIO, name: str, size: int, path: Path) -> BackupMember:
-    digest, left = hashlib.sha256(), size
+    digest, left_bytes = hashlib.sha256(), size
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("wb") as file:
         path.chmod(0o600)
-        while left:
-            piece = archive.read(min(_PIECE, left))
+        while left_bytes:
+            piece = archive.read(min(_PIECE, left_bytes))
             if not piece:
                 raise BadBackup(f"it was cut short in {name}")
             digest.update(piece)
             file.write(piece)
-            left -= len(piece)
+            left_bytes -= len(piece)
     _skip_padding(archive, size, name)
     return BackupMember(name=name, size=size, sha256=digest.hexdigest())
 
@@ -167,6 +167,6 @@ def _read(archive: BinaryIO, size: int, name: str) -> bytes:
 
 
 def _skip_padding(archive: BinaryIO, size: int, name: str) -> None:
-    wanted = _padding(size)
-    if archive.read(len(wanted)) != wanted:
+    padding = _padding(size)
+    if archive.read(len(padding)) != padding:
         raise BadBackup(f"something was written behind {name}")

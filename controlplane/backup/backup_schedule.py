@@ -54,12 +54,12 @@ class BackupLoop:
         self._clock = clock
         self._stop = threading.Event()
         self._state: tuple[object, ...] = ()  # of database and files when the newest backup began
-        there = list_backups(place)
+        existing_backups = list_backups(place)
         self._steps = ClockStepDetector(clock)
         self._retention_from_us = 0  # by the clock that never steps
-        if there and clock.wall_s() - there[-1][0] > DAY_S:
+        if existing_backups and clock.wall_s() - existing_backups[-1][0] > DAY_S:
             self._suspend_retention()  # the installation was off for a day, or the clock is ahead
-        written = (path.stat().st_mtime for _, path in there)
+        written = (path.stat().st_mtime for _, path in existing_backups)
         self.done_at_s: float = max((at_s for at_s in written if at_s <= time.time()), default=0.0)
 
     def __repr__(self) -> str:
@@ -115,10 +115,10 @@ class BackupLoop:
 
     def _touch_newest(self) -> bool:
         """Set the newest backup's time to now, because it is still up to date. Return whether there is a backup."""
-        there = list_backups(self._place)
-        if there:
-            there[-1][1].touch()
-        return bool(there)
+        existing_backups = list_backups(self._place)
+        if existing_backups:
+            existing_backups[-1][1].touch()
+        return bool(existing_backups)
 
     def _write(self, moment: BackupSnapshot) -> tuple[Path, int]:
         path = self._place / next_backup_name(self._place, moment.made_at_us // 1_000_000)
@@ -140,11 +140,13 @@ class BackupLoop:
             log.warning("the clock stepped; no backup is removed for an hour", extra={"by_us": by_us})
             self._suspend_retention()
         is_trusted = self._clock.monotonic_us() >= self._retention_from_us
-        there = list_backups(self._place)
-        newest = [path for _, path in there[-MIN_BACKUPS:]]
-        kept = choose_kept_backups((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
-        for moment, path in there:
-            if is_trusted and moment not in kept and path not in newest:
+        existing_backups = list_backups(self._place)
+        newest = [path for _, path in existing_backups[-MIN_BACKUPS:]]
+        kept_moments = choose_kept_backups(
+            (moment for moment, _ in existing_backups), self._clock.wall_s(), self._keep_days
+        )
+        for moment, path in existing_backups:
+            if is_trusted and moment not in kept_moments and path not in newest:
                 try:
                     path.unlink()
                 except OSError as error:  # the others are removed, and the journal is trimmed

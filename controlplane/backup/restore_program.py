@@ -81,7 +81,7 @@ def restore(
     if data is not None and data.exists():
         check_data(data, replace=replace)
     with _staging(data, database) as staging:
-        taken, index, passed_over = _unpack_newest(source, staging)
+        restored_file, index, passed_over = _unpack_newest(source, staging)
         with closing(_open_restored(staging / DATABASE)) as restored:
             _check_pages(restored)
             # Replay the journal first. It decides whether an unshipped record came before or after a month was closed.
@@ -97,8 +97,8 @@ def restore(
                 c = journal_position.c
                 in_use = connection.execute(select(c.position).where(c.id == IN_USE)).scalar_one_or_none()
                 connection.execute(delete(journal_position))
-                kept = UNKNOWN if in_use is None else in_use
-                connection.execute(insert(journal_position).values(id=IN_USE, position=kept))
+                position = UNKNOWN if in_use is None else in_use
+                connection.execute(insert(journal_position).values(id=IN_USE, position=position))
             with restored.engine.connect() as connection:
                 found = verify_all_chains(connection)
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
@@ -110,7 +110,7 @@ def restore(
             install_database_file(staging, database)
         placed, aside = ((), None) if data is None else install_files(staging, data, replace=replace)
     return RestoreReport(
-        source=str(taken),
+        source=str(restored_file),
         passed_over=tuple(passed_over),
         made_at_us=index.made_at_us,
         unshipped=unshipped,
@@ -132,8 +132,8 @@ def restore(
 def _staging(data: Path | None, database: Path | PostgresUrl | None) -> Iterator[Path]:
     """Yield an empty directory on the disk that the files are for. Remove it afterwards."""
     if data is None:
-        beside = database.parent if isinstance(database, Path) else None
-        with tempfile.TemporaryDirectory(prefix=f"{STAGING}-", dir=beside) as path:
+        parent = database.parent if isinstance(database, Path) else None
+        with tempfile.TemporaryDirectory(prefix=f"{STAGING}-", dir=parent) as path:
             yield Path(path)
         return
     staging = data / STAGING
@@ -261,14 +261,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--accept-unsound", action="store_true")
     parser.add_argument("--database")
     parser.add_argument("--password-file", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     return run_cli_program(
         lambda: restore(
-            given.source,
-            given.data,
-            replace=given.replace,
-            accept_unsound=given.accept_unsound,
-            database=_parse_database(given.database, given.password_file),
+            options.source,
+            options.data,
+            replace=options.replace,
+            accept_unsound=options.accept_unsound,
+            database=_parse_database(options.database, options.password_file),
         ),
         CannotRestore,
     )

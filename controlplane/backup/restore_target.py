@@ -73,21 +73,23 @@ def install_files(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[st
 
 def check_data(data: Path, *, replace: bool) -> None:
     """Raise NotEmpty if the data directory has files that may not be replaced."""
-    there = sorted({entry.name for entry in data.iterdir()} - _IGNORED_NAMES - {_LOST_AND_FOUND})
-    if there and not replace and not (data / IN_PROGRESS_FILE).exists():
-        raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or use --replace")
+    existing_names = sorted({entry.name for entry in data.iterdir()} - _IGNORED_NAMES - {_LOST_AND_FOUND})
+    if existing_names and not replace and not (data / IN_PROGRESS_FILE).exists():
+        raise NotEmpty(
+            f"{data} is not empty ({', '.join(existing_names[:5])}): restore into another one, or use --replace"
+        )
 
 
 def _move_aside(data: Path) -> Path | None:
     """Move away all files that a backup can hold. SQLite must never apply an old log to the restored database."""
-    there = [name for name in (*_DATABASE_FILES, *FILES) if (data / name).exists()]
-    if not there:
+    existing_names = [name for name in (*_DATABASE_FILES, *FILES) if (data / name).exists()]
+    if not existing_names:
         return None
     aside = data / f"replaced-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     while aside.exists():
         aside = aside.with_name(aside.name + "x")
     aside.mkdir(mode=0o700)
-    for name in there:
+    for name in existing_names:
         (aside / name).parent.mkdir(mode=0o700, exist_ok=True)
         (data / name).rename(aside / name)
     sync(aside)
@@ -152,9 +154,9 @@ def _translate_errors(where: str) -> Iterator[None]:
 
 
 def _check_no_rows(connection: Connection, database: PostgresUrl) -> None:
-    there = set(inspect(connection).get_table_names())
+    existing_tables = set(inspect(connection).get_table_names())
     for table in TABLES:
-        if table.name in there and connection.execute(select(literal(1)).select_from(table).limit(1)).first():
+        if table.name in existing_tables and connection.execute(select(literal(1)).select_from(table).limit(1)).first():
             rule = f"{database} is not empty (there are rows in {table.name}): create another database"
             raise NotEmpty(f"{rule}, or drop and recreate this one")
 
@@ -180,6 +182,6 @@ def _copy(source: Connection, database: PostgresUrl, target: Connection) -> None
 def _compare(source: Connection, target: Connection, table: Table) -> None:
     """Compare all rows of a table in the order of their primary keys. Raises CannotRestore."""
     query = select(table).order_by(*table.primary_key)
-    for one, other in zip_longest(stream_rows(source, query, _ROWS), stream_rows(target, query, _ROWS)):
-        if one is None or other is None or tuple(one) != tuple(other):
+    for source_row, target_row in zip_longest(stream_rows(source, query, _ROWS), stream_rows(target, query, _ROWS)):
+        if source_row is None or target_row is None or tuple(source_row) != tuple(target_row):
             raise CannotRestore(f"{table.name}: the copy differs from the backup")

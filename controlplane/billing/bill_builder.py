@@ -25,11 +25,11 @@ class Pricing:
 
     def prices_on(self, day: int) -> tuple[str, Prices]:
         """Return the closed month that is adjusted ("" for none), and the prices of the day. Raises LookupError."""
-        own = month_of(day * DAY_US)
-        book = self._books.get(own)
+        day_month = month_of(day * DAY_US)
+        book = self._books.get(day_month)
         if book is None:
-            book = self._books[own] = closed_prices(self._connection, self._tenant, own)
-        return "" if own == self._month else own, book.prices_at(day * DAY_US)
+            book = self._books[day_month] = closed_prices(self._connection, self._tenant, day_month)
+        return "" if day_month == self._month else day_month, book.prices_at(day * DAY_US)
 
 
 @dataclass(slots=True)

@@ -55,11 +55,11 @@ def _report(
 ) -> BillingReport:
     if (frozen := closed_report(connection, tenant, month)) is not None:
         return frozen
-    sheet = _build_bill(connection, book, tenant, month)
+    bill_builder = _build_bill(connection, book, tenant, month)
     open_ones = list(open_runtimes(connection, tenant, month))
-    accounts = ConsistencyChecks(connection, tenant, ExternalFacts(book, live, now_us))
-    balance = _balance(accounts, month, open_ones)
-    return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN_RUNTIMES]))
+    checks = ConsistencyChecks(connection, tenant, ExternalFacts(book, live, now_us))
+    balance = _balance(checks, month, open_ones)
+    return bill_builder.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN_RUNTIMES]))
 
 
 def close_month(
@@ -89,12 +89,12 @@ def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: st
 
 
 def _build_bill(connection: Connection, book: PriceBook, tenant: str, month: str) -> BillBuilder:
-    sheet = BillBuilder(Pricing(connection, book, tenant, month))
-    which = {"tenant": tenant, "month": month}
-    sheet.add_totals(
-        *(check_row_types(totals, connection.execute(totals, which)) for totals in (_REQUESTS, _STEPS, _DEVICES))
+    bill_builder = BillBuilder(Pricing(connection, book, tenant, month))
+    parameters = {"tenant": tenant, "month": month}
+    bill_builder.add_totals(
+        *(check_row_types(totals, connection.execute(totals, parameters)) for totals in (_REQUESTS, _STEPS, _DEVICES))
     )
-    return sheet
+    return bill_builder
 
 
 def _totals(table: Table) -> Select[Any]:
@@ -108,15 +108,15 @@ _STEPS: Final = _totals(step_totals)
 _DEVICES: Final = _totals(device_totals)
 
 
-def _balance(accounts: ConsistencyChecks, month: str, open_ones: Iterable[OpenRuntime]) -> Balance:
+def _balance(checks: ConsistencyChecks, month: str, open_ones: Iterable[OpenRuntime]) -> Balance:
     """Return all failing discrepancies, without their sizes."""
     listed: list[Imbalance] = []
     found = 0
     parts = (
-        accounts.check_gaps(month),
-        accounts.check_lifetimes(month),
-        accounts.check_unrecorded_replicas(open_ones),
-        accounts.check_conflicts(month),
+        checks.check_gaps(month),
+        checks.check_lifetimes(month),
+        checks.check_unrecorded_replicas(open_ones),
+        checks.check_conflicts(month),
     )
     for each in chain.from_iterable(map(stop_at_unreadable, parts)):
         if each.fails:
@@ -125,8 +125,8 @@ def _balance(accounts: ConsistencyChecks, month: str, open_ones: Iterable[OpenRu
                 listed.append(Imbalance(kind=each.kind, subject=each.subject, detail=each.detail))
     return Balance(
         balanced=found == 0,
-        lifetimes=accounts.compared["replicas"],
-        sources=accounts.compared["sources"],
+        lifetimes=checks.compared["replicas"],
+        sources=checks.compared["sources"],
         problems=tuple(listed),
         more=found - len(listed),
     )

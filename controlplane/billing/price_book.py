@@ -114,13 +114,13 @@ def _table(field: str, raw: object) -> dict[str, Any]:
     return raw
 
 
-def _fields(prefix: str, raw: dict[str, Any], wanted: Sequence[str]) -> None:
-    for name in wanted:
+def _fields(prefix: str, raw: dict[str, Any], names: Sequence[str]) -> None:
+    for name in names:
         if name not in raw:
             raise ValueError(f"{prefix}{name}: is required")
     for name, value in raw.items():
-        if name not in wanted:
-            raise ValueError(f"{prefix}{name}={value!r}: is no field; there are {', '.join(wanted)}")
+        if name not in names:
+            raise ValueError(f"{prefix}{name}={value!r}: is no field; there are {', '.join(names)}")
 
 
 def _currency(text: object) -> str:

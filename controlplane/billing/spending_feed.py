@@ -98,22 +98,22 @@ class SpendingFeed:
         noted, self._changed_tenants = self._changed_tenants, set()
         now_us = self._clock.wall_s() * 1_000_000
         # Read budgets from memory, because this runs after each batch of records.
-        wanted = self._feed.budgets() if tenants is None else sorted(filter(self._feed.has_budget, tenants))
+        due_tenants = self._feed.budgets() if tenants is None else sorted(filter(self._feed.has_budget, tenants))
         try:
             rows, failed = await self._database.read(
-                lambda connection: spending(connection, self._book, now_us, wanted)
+                lambda connection: spending(connection, self._book, now_us, due_tenants)
             )
         except BaseException:
             self._changed_tenants |= noted
             raise
         for tenant, error in failed.items():
             record_error(error, f"the budget of {tenant}")
-        kept = (
+        unchanged_rows = (
             self._published
             if tenants is not None
             else {name: self._published[name] for name in failed if name in self._published}
         )
-        published = dict(kept)
+        published = dict(unchanged_rows)
         changed_rows = []
         for row in rows:
             last = self._published.get(row.tenant)
@@ -139,7 +139,7 @@ def spending(
         return [], {}
     month = month_of(now_us)
     _, ends_at_us = month_bounds_us(month)
-    beside = {month_of(now_us - DAY_US), month_of(now_us + DAY_US)} - {month}
+    adjacent_months = {month_of(now_us - DAY_US), month_of(now_us + DAY_US)} - {month}
     prices = book.prices_at(now_us)
     token_prices = TokenPrices(
         per_tokens=prices.per_tokens, prompt=prices.prompt, cached=prices.cached, completion=prices.completion,
@@ -151,12 +151,14 @@ def spending(
     among_these = or_(received.c.source.in_(late), received.c.source.in_(latest))
     last = func.max(cast(received.c.last, BigInteger)).label("last")  # SQLite may hold a text there
     ends = select(received.c.source, last).where(among_these)
-    seen = {row.source: row.last for row in connection.execute(ends.group_by(received.c.source))}
+    last_by_source = {row.source: row.last for row in connection.execute(ends.group_by(received.c.source))}
     rows: list[SpendingRow] = []
     failed: dict[str, Exception] = {}
     for tenant in tenants:
         try:
-            spent, *others = (spent_micros(connection, book, tenant, each) for each in (month, *sorted(beside)))
+            spent, *others = (
+                spent_micros(connection, book, tenant, each) for each in (month, *sorted(adjacent_months))
+            )
         except Exception as error:
             # An error of PostgreSQL ends the snapshot. In SQLite a text that is no UTF-8 fails only this query.
             if isinstance(error, DBAPIError) and (connection.dialect.name != "sqlite" or failure_of(error) is not None):
@@ -165,8 +167,9 @@ def spending(
             continue
         rows.append(
             SpendingRow(
-                tenant=tenant, month=month, ends_at_us=ends_at_us, prices=token_prices, seen=seen, spent_micros=spent,
-                beside=dict(zip(sorted(beside), others, strict=True)),
+                tenant=tenant, month=month, ends_at_us=ends_at_us, prices=token_prices, seen=last_by_source,
+                spent_micros=spent,
+                beside=dict(zip(sorted(adjacent_months), others, strict=True)),
             )
         )  # fmt: skip
     return rows, failed

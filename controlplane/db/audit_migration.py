@@ -75,15 +75,15 @@ def _trigger_statements(dialect: str) -> Iterator[str]:
     """Yield the statements that create the triggers. In both databases a refusal counts as a constraint violation."""
     for name, (table, event, allowed) in GUARDS.items():
         refused = f"({allowed.replace('{before_s}', _BEFORE_S[dialect])}) IS NOT TRUE"
-        said, upon = "'the audit is only added to'", f"CREATE TRIGGER {name} BEFORE {event} ON {table}"
+        message, upon = "'the audit is only added to'", f"CREATE TRIGGER {name} BEFORE {event} ON {table}"
         if dialect == "postgresql":
             yield (
                 f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                f"IF {refused} THEN RAISE EXCEPTION {said} USING ERRCODE = '23000'; END IF; RETURN NEW; END $$"
+                f"IF {refused} THEN RAISE EXCEPTION {message} USING ERRCODE = '23000'; END IF; RETURN NEW; END $$"
             )
             yield f"{upon} FOR EACH {'STATEMENT' if event == 'TRUNCATE' else 'ROW'} EXECUTE FUNCTION {name}()"
         elif event != "TRUNCATE":
-            yield f"{upon} WHEN {refused} BEGIN SELECT RAISE(ABORT, {said}); END"
+            yield f"{upon} WHEN {refused} BEGIN SELECT RAISE(ABORT, {message}); END"
 
 
 def chain_audit(connection: Connection) -> None:

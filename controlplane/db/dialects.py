@@ -39,8 +39,8 @@ def drop_columns(connection: Connection, table: str, columns: Collection[str], c
     connection.execute(text("PRAGMA defer_foreign_keys = ON"))  # until the commit: other tables refer to these rows
     for statement in (f"CREATE TABLE {table}_before AS SELECT * FROM {table}", f"DROP TABLE {table}", create_statement):  # noqa: S608
         connection.execute(text(statement))
-    kept = ", ".join(row.name for row in connection.execute(text(f"PRAGMA table_info({table})")))
-    connection.execute(text(f"INSERT INTO {table} ({kept}) SELECT {kept} FROM {table}_before"))  # noqa: S608
+    columns_text = ", ".join(row.name for row in connection.execute(text(f"PRAGMA table_info({table})")))
+    connection.execute(text(f"INSERT INTO {table} ({columns_text}) SELECT {columns_text} FROM {table}_before"))  # noqa: S608
     connection.execute(text(f"DROP TABLE {table}_before"))
 
 

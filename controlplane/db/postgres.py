@@ -167,13 +167,13 @@ def _checking_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]
     """Wrap psycopg's generator. Its driver sends it the socket's readiness at least ten times a second."""
     server_silence.start_silence()
     try:
-        wanted = next(gen)
+        request = next(gen)
         while True:
-            ready = yield wanted
+            ready = yield request
             if ready & Ready.R:
                 server_silence.record_answer()
             server_silence.check()
-            wanted = gen.send(ready)
+            request = gen.send(ready)
     except StopIteration as done:
         return done.value
 
@@ -283,7 +283,7 @@ def _connect(place: PostgresUrl, *session: str) -> "psycopg.Connection[Any]":
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise psycopg.OperationalError(f"the file with its password can't be read: {why}") from None
-    given = {} if password is None else {"password": password}
+    credentials = {} if password is None else {"password": password}
     server_silence.start_silence()
     try:
         server_silence.check()
@@ -295,7 +295,7 @@ def _connect(place: PostgresUrl, *session: str) -> "psycopg.Connection[Any]":
             client_encoding="utf8",
             connect_timeout=math.ceil(left_s / place.hosts()),  # libpq applies it to each host
             tcp_user_timeout=_WAIT_MS,
-            **given,  # type: ignore[arg-type]
+            **credentials,  # type: ignore[arg-type]
         )
     except ConnectionTimeout:
         server_silence.give_up()

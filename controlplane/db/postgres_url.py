@@ -60,8 +60,8 @@ def parse_postgres_url(url: str, password_file: Path | None = None) -> PostgresU
         raise BadPostgresUrl("must have a number for its port")
     if lacking := [name for name in ("user", "dbname") if name not in parts]:
         raise BadPostgresUrl(f"must name its {' and '.join(lacking)}: {SCHEME}://USER@HOST:PORT/DATABASE")
-    if taken := sorted(set(RESERVED_PARAMETERS) & parts.keys()):
-        raise BadPostgresUrl(f"must not set {', '.join(taken)}: Kelvin sets that")
+    if reserved := sorted(set(RESERVED_PARAMETERS) & parts.keys()):
+        raise BadPostgresUrl(f"must not set {', '.join(reserved)}: Kelvin sets that")
     return PostgresUrl(url, password_file)
 
 

@@ -194,11 +194,11 @@ def unreadable_finding(error: Exception) -> Discrepancy:
 def open_runtimes(connection: Connection, tenant: str, month: str) -> Iterator[OpenRuntime]:
     """Yield the tenant's replicas that served any caller around the month and have no lifetime record."""
     begin_us, end_us = month_bounds_us(month)
-    c, died, told = runtime_totals.c, lifetime_records.c, open_lives.c
-    figures = (_sum(c.requests), _sum(c.device_us), func.max(c.last_at_us), func.max(told.told_at_us))
+    c, died, open_life = runtime_totals.c, lifetime_records.c, open_lives.c
+    figures = (_sum(c.requests), _sum(c.device_us), func.max(c.last_at_us), func.max(open_life.told_at_us))
     query = (
         select(c.runtime_id, *figures)
-        .join(open_lives, told.runtime_id == c.runtime_id, isouter=True)
+        .join(open_lives, open_life.runtime_id == c.runtime_id, isouter=True)
         .where(or_(and_(c.tenant == tenant, c.owner.is_(None)), c.owner == tenant))
         .where(c.last_at_us >= begin_us, c.first_at_us < end_us)
         .where(~select(died.runtime_id).where(died.runtime_id == c.runtime_id).exists())

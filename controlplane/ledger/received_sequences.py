@@ -59,8 +59,8 @@ class ReceivedSequences:
             merged = add_to_ranges(self._known[source], sequences)
             if merged == self._known[source]:
                 continue
-            gone = [first for first, _ in set(self._known[source]) - set(merged)]
-            for chunk in chunks(gone):
+            removed = [first for first, _ in set(self._known[source]) - set(merged)]
+            for chunk in chunks(removed):
                 connection.execute(delete(received).where(received.c.source == source, received.c.first.in_(chunk)))
             added = sorted(set(merged) - set(self._known[source]))
             insert_rows(connection, received, [(source, first, last) for first, last in added])

@@ -209,8 +209,8 @@ class Ledger:
         if appended.conflicting:
             log.error("usage records contradict the ledger; they are kept aside", extra={"count": appended.conflicting})
         for each in unreadable if appended.unreadable else ():
-            seen = {"tenant": each.tenant, "source": each.source, "sequence": each.sequence, "error": each.reason}
-            log.error("a usage record can't be read; it is kept aside", extra={"subject": each.subject, **seen})
+            context = {"tenant": each.tenant, "source": each.source, "sequence": each.sequence, "error": each.reason}
+            log.error("a usage record can't be read; it is kept aside", extra={"subject": each.subject, **context})
 
     @staticmethod
     def _append_to_journal(connection: Connection, journal: LedgerJournal, entries: Sequence[JournalEntry]) -> None:
@@ -256,8 +256,8 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
     for record in records:
         name = record.tenant, record.request_id
         group = groups[name]
-        taken = arrived.has(record.source, record.sequence)
-        placement = decide_request_record([booked.record for booked in group], record, sequence_taken=taken)
+        is_sequence_taken = arrived.has(record.source, record.sequence)
+        placement = decide_request_record([booked.record for booked in group], record, sequence_taken=is_sequence_taken)
         if placement is RecordStatus.NEW:
             group.append(LedgerRecord(record, closed_months.month_for(record.tenant, record.ended_at_us)))
             touched[name] = group
@@ -303,8 +303,8 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
     aside, placements = ConflictWriter(), defaultdict[RecordDecision, int](int)
     links: list[LifetimeRecord | str] = []
     for record in records:
-        taken = arrived.has(record.source, record.sequence)
-        placement = decide_lifetime_record(known.get(record.runtime_id), record, sequence_taken=taken)
+        is_sequence_taken = arrived.has(record.source, record.sequence)
+        placement = decide_lifetime_record(known.get(record.runtime_id), record, sequence_taken=is_sequence_taken)
         if placement is RecordStatus.NEW:
             known[record.runtime_id] = record
             links.append(record)

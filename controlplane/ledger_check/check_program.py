@@ -80,18 +80,18 @@ class _ProgressWriter:
 
 
 def examine(
-    order: CheckRequest, database: Path | PostgresUrl, spools: Path
+    check: CheckRequest, database: Path | PostgresUrl, spools: Path
 ) -> VerifyReport | ReconcileReport | AuditReport:
     """Run the check on one snapshot of the database."""
     with disposing(reading_engine(database)) as engine, snapshot(engine) as connection:
-        if order.kind == "audit":
-            return verify_audit(connection, order.tenant, _ProgressWriter(audit_links(connection, order.tenant)))
-        months = [order.month] if order.month is not None else list_months(connection, order.tenant)
-        on_progress = _ProgressWriter(count_entries(connection, order.tenant, months))
-        if order.kind == "verify":
-            return verify_ledger(connection, order.tenant, order.month, on_progress)
-        external_facts = ExternalFacts(order.book, order.live, order.now_us, _spool_positions(spools))
-        return reconcile(connection, order.tenant, order.month, external_facts, on_progress)
+        if check.kind == "audit":
+            return verify_audit(connection, check.tenant, _ProgressWriter(audit_links(connection, check.tenant)))
+        months = [check.month] if check.month is not None else list_months(connection, check.tenant)
+        on_progress = _ProgressWriter(count_entries(connection, check.tenant, months))
+        if check.kind == "verify":
+            return verify_ledger(connection, check.tenant, check.month, on_progress)
+        external_facts = ExternalFacts(check.book, check.live, check.now_us, _spool_positions(spools))
+        return reconcile(connection, check.tenant, check.month, external_facts, on_progress)
 
 
 def _spool_positions(spools: Path) -> Mapping[str, SpoolPosition]:
@@ -109,11 +109,11 @@ def _write(line: CheckProgress | CheckResult | CheckFailure) -> None:
 def main() -> None:
     """Read the request and run the check. Ends early once the control plane no longer reads the output."""
     os.nice(NICENESS)
-    order = decode(sys.stdin.buffer.read(), CheckRequest, field="order")
+    check = decode(sys.stdin.buffer.read(), CheckRequest, field="order")
     try:
         *database, spools = sys.argv[1:]
         _write(
-            CheckResult(answer=msgspec.Raw(encode(examine(order, parse_database_arguments(database), Path(spools)))))
+            CheckResult(answer=msgspec.Raw(encode(examine(check, parse_database_arguments(database), Path(spools)))))
         )
     except BrokenPipeError:
         sys.exit(1)

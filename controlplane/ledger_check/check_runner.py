@@ -50,12 +50,12 @@ class CheckRunner:
     def __repr__(self) -> str:
         return f"<CheckRunner running={len(self._running())}/{RUNNING_LIMIT}>"
 
-    async def answer(self, order: CheckRequest) -> bytes | Examining:
+    async def answer(self, check: CheckRequest) -> bytes | Examining:
         """Return the report's JSON, or the progress. Raises Refused: Overloaded, Internal, or as a read of the
         database.
         """
-        key = (order.kind, order.tenant, order.month)
-        examination = self._checks.get(key) or self._start(key, order)
+        key = (check.kind, check.tenant, check.month)
+        examination = self._checks.get(key) or self._start(key, check)
         self._extend_expiry(key, examination)
         done, _ = await asyncio.wait({examination.task}, timeout=ANSWER_WAIT_S)
         if not done:
@@ -74,12 +74,12 @@ class CheckRunner:
         """Return the tenant of each check that runs."""
         return [tenant for (_, tenant, _), examination in self._checks.items() if not examination.task.done()]
 
-    def _start(self, key: CheckKey, order: CheckRequest) -> _RunningCheck:
+    def _start(self, key: CheckKey, check: CheckRequest) -> _RunningCheck:
         running = self._running()
-        if running.count(order.tenant) >= RUNNING_LIMIT - len(running):
+        if running.count(check.tenant) >= RUNNING_LIMIT - len(running):
             raise Refused(Overloaded("the queue of ledger checks", RUNNING_LIMIT, 5.0))
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._run(key, order), name=f"{order.kind} {order.tenant}")
+        task = loop.create_task(self._run(key, check), name=f"{check.kind} {check.tenant}")
         examination = _RunningCheck(task, Examining(rows=0, of=0), loop.call_later(UNCLAIMED_LIMIT_S, lambda: None))
         self._checks[key] = examination
         return examination
@@ -96,11 +96,11 @@ class CheckRunner:
         if self._checks.get(key) is examination:
             del self._checks[key]
 
-    async def _run(self, key: CheckKey, order: CheckRequest) -> bytes:
+    async def _run(self, key: CheckKey, check: CheckRequest) -> bytes:
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES)
         try:
             assert process.stdin is not None
-            process.stdin.write(encode(order))
+            process.stdin.write(encode(check))
             process.stdin.close()
             return await self._read_result(key, process)
         finally:

@@ -101,16 +101,15 @@ def verify_ledger(
     connection: Connection, tenant: str, month: str | None, on_progress: OnProgress = lambda rows: None
 ) -> VerifyReport:
     """Verify one month; without `month` all months, and the totals by replica."""
-    there = [] if month is not None else _list_month_names(connection, tenant)
-    months, others = [each for each in there if is_month(each)], [each for each in there if not is_month(each)]
-    months = months if month is None else [month]
+    names = [month] if month is not None else _list_month_names(connection, tenant)
+    months = [each for each in names if each == month or is_month(each)]
     runtimes = RuntimeTotals(connection, tenant) if month is None else None
-    found = tuple(verify_month(connection, tenant, each, runtimes, on_progress) for each in months)
-    found += tuple(_report_malformed_month(tenant, each) for each in others)
-    sound = not any(each.differences for each in found)
+    reports = tuple(verify_month(connection, tenant, each, runtimes, on_progress) for each in months)
+    reports += tuple(_report_malformed_month(tenant, each) for each in names if each not in months)
+    sound = not any(each.differences for each in reports)
     # An unsound month was not read to its end, so the totals by replica would be incomplete.
     replicas = _first_difference("", stop_at_unreadable(runtimes.findings())) if runtimes is not None and sound else ()
-    return VerifyReport(tenant=tenant, sound=sound and not replicas, months=found, replicas=replicas)
+    return VerifyReport(tenant=tenant, sound=sound and not replicas, months=reports, replicas=replicas)
 
 
 def verify_month(
@@ -269,13 +268,15 @@ class MonthVerification:
     def _check_bill(self, closing: Mapping[str, Any]) -> Iterator[Discrepancy]:
         """Compare the frozen bill with the bill of the rows at the frozen prices."""
         report = decoder(BillingReport).decode(closing["report"])
-        sheet = BillBuilder(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
-        sheet.add_totals(*self._recomputed.rows())
-        wanted = sheet.report(self._tenant, self._month, report.balance, report.open_runtimes, report.closed_at_us)
+        bill_builder = BillBuilder(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
+        bill_builder.add_totals(*self._recomputed.rows())
+        recomputed = bill_builder.report(
+            self._tenant, self._month, report.balance, report.open_runtimes, report.closed_at_us
+        )
         if report.degraded is UNSET:
-            wanted = structs.replace(wanted, degraded=UNSET)
-        if report != wanted:
-            part = next(name for name in report.__struct_fields__ if getattr(report, name) != getattr(wanted, name))
+            recomputed = structs.replace(recomputed, degraded=UNSET)
+        if report != recomputed:
+            part = next(name for name in report.__struct_fields__ if getattr(report, name) != getattr(recomputed, name))
             detail = f"the closed bill's {part} is not what the rows make at its prices"
             yield Discrepancy(DiscrepancyKind.BILL_WRONG, "closing", detail)
 

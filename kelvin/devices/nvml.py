@@ -25,11 +25,11 @@ class Gpus:
         self._nvml = nvml
         self._lost = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_GpuNotFound)
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        kept = (
+        used_indexes = (
             range(len(handles)) if shown is None else visible_gpus([self._listed(handle) for handle in handles], shown)
         )
-        self._handles = {index: handles[index] for index in kept}
-        self._xids: dict[int, tuple[int, ...]] = dict.fromkeys(kept, ())
+        self._handles = {index: handles[index] for index in used_indexes}
+        self._xids: dict[int, tuple[int, ...]] = dict.fromkeys(used_indexes, ())
         self._events = self._register_events()
 
     def __repr__(self) -> str:

@@ -98,16 +98,16 @@ def _sync_times(path: Path, seconds: float) -> list[float]:
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, MAX_SYNCS * _BLOCK)
-        block, taken = bytes(range(256)) * (_BLOCK // 256), list[float]()
+        block, times_s = bytes(range(256)) * (_BLOCK // 256), list[float]()
         limit = time.monotonic() + seconds
         for number in range(MAX_SYNCS):
             os.pwrite(fd, block, number * _BLOCK)
             began = time.perf_counter()
             os.fdatasync(fd)
-            taken.append(time.perf_counter() - began)
+            times_s.append(time.perf_counter() - began)
             if time.monotonic() > limit:
                 break
-        return taken
+        return times_s
     finally:
         os.close(fd)
 

@@ -54,8 +54,8 @@ def cgroup_number(name: str) -> int | None:
 
 
 def _cgroup_text(name: str) -> str:
-    own = try_read_text(Path("/proc/self/cgroup")).rpartition("::")[2].lstrip("/")
-    return try_read_text(CGROUP / own / name) or try_read_text(CGROUP / name)
+    own_group = try_read_text(Path("/proc/self/cgroup")).rpartition("::")[2].lstrip("/")
+    return try_read_text(CGROUP / own_group / name) or try_read_text(CGROUP / name)
 
 
 def check_kernel() -> Iterator[Finding]:
@@ -174,9 +174,9 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _hard_limit(which: int) -> int | None:
+def _hard_limit(resource_kind: int) -> int | None:
     """Return a hard limit of this process. None means unlimited, as in all functions below."""
-    limit = resource.getrlimit(which)[1]
+    limit = resource.getrlimit(resource_kind)[1]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
@@ -188,9 +188,9 @@ def _cpu_quota() -> float | None:
 
 def judge_descriptors(hard: int | None, connections: int) -> Finding:
     """Judge the limit on open files of one process. `connections` is how many callers may be connected."""
-    wanted = connections * FILES_PER_REQUEST + RESERVED_FILES
-    check, mend = "limit nofile", f"LimitNOFILE={max(wanted, 65536)} in the unit, or ulimit -Hn {max(wanted, 65536)}"
-    if hard is None or hard >= wanted:
+    needed = connections * FILES_PER_REQUEST + RESERVED_FILES
+    check, mend = "limit nofile", f"LimitNOFILE={max(needed, 65536)} in the unit, or ulimit -Hn {max(needed, 65536)}"
+    if hard is None or hard >= needed:
         return Finding(check, FindingLevel.OK, f"hard limit {'none' if hard is None else hard}")
     served = max(0, (hard - RESERVED_FILES) // FILES_PER_REQUEST)
     cost = f"about {served} callers at once are served, the rest is refused"

@@ -155,15 +155,15 @@ def check_backups(data: Path, place: str | None, every_s: float, *, running: boo
         cost = "a lost disk takes registry, keys and bills with it"
         mend = "KELVIN_BACKUP=/another/disk, or `kelvin backup FILE` by a timer"
         return [Finding("backups", FindingLevel.WARN, "KELVIN_BACKUP is not set", cost, mend)]
-    there, home = Path(place), data.absolute()
+    backup_directory, home = Path(place), data.absolute()
     now_s = time.time()
-    written = (path.stat().st_mtime for path in there.glob(f"kelvin-*{SUFFIX}") if path.exists())
+    written = (path.stat().st_mtime for path in backup_directory.glob(f"kelvin-*{SUFFIX}") if path.exists())
     # The control plane touches a backup that is still up to date. A time in the future comes from a wrong clock.
     newest_s = max((at_s for at_s in written if at_s <= now_s), default=None)
-    same_disk = there.is_dir() and home.is_dir() and there.stat().st_dev == home.stat().st_dev
+    same_disk = backup_directory.is_dir() and home.is_dir() and backup_directory.stat().st_dev == home.stat().st_dev
     age_s = None if newest_s is None else now_s - newest_s
     findings = [
-        *judge_place(inside=there.is_relative_to(home), same_disk=same_disk),
+        *judge_place(inside=backup_directory.is_relative_to(home), same_disk=same_disk),
         *judge_interval(every_s),
         *judge_age(age_s, every_s, running=running),
     ]

@@ -180,10 +180,10 @@ def scan_steps(text: str, rules: Sequence[FilterRule], whole: bool) -> Generator
                 yield
             continue
         found = yield from _scan_segment(part, rules)
-        mine = [span for span in found if segment.start + span.start < segment.final]
-        spans += [_shift(span, segment.start) for span in mine]
-        at = max(segment.final, spans[-1].end) if mine else segment.final
-        if mine and mine[-1].action == "stop":
+        own_spans = [span for span in found if segment.start + span.start < segment.final]
+        spans += [_shift(span, segment.start) for span in own_spans]
+        at = max(segment.final, spans[-1].end) if own_spans else segment.final
+        if own_spans and own_spans[-1].action == "stop":
             return TextResult(decided=at, spans=tuple(spans))
 
 

@@ -55,8 +55,8 @@ def route_docs(
     """
     schemas: dict[str, Any] = {}
     answers = {
-        str(each): {"description": _about(of), **_content(of, media_type, schemas)}
-        for each, of in {status: kind, **(extra_responses or {})}.items()
+        str(each): {"description": _about(body_kind), **_content(body_kind, media_type, schemas)}
+        for each, body_kind in {status: kind, **(extra_responses or {})}.items()
     }
     extra: dict[str, Any] = {
         _ANSWERS: answers | _refusals(_COMMON_FAILURES + refusals, schemas),

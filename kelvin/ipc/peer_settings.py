@@ -100,8 +100,8 @@ def _url(env: Mapping[str, str], name: str, default: str) -> str:
 
 def _files(env: Mapping[str, str], role: Role) -> IdentityFiles:
     directory = _absolute(env, "KELVIN_INNER_TLS")
-    own = directory / role
-    place = own if own.is_dir() else directory
+    role_directory = directory / role
+    place = role_directory if role_directory.is_dir() else directory
     authorities = _absolute(env, "KELVIN_INNER_CA") if env.get("KELVIN_INNER_CA") else None
     prefix = text(env, "KELVIN_INNER_ID", PREFIX)
     if "://" not in prefix or not prefix.endswith("/") or not prefix.isascii():

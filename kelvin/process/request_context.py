@@ -42,15 +42,15 @@ def set_request_context(request_id: str, trace: TraceContext | None = None) -> T
     return _current.set(RequestContext(request_id, trace) if _VALID_ID.fullmatch(request_id) else None)
 
 
-def context_headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `given` plus the headers that carry the current request to another process. `given` wins."""
+def context_headers(explicit_headers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return `explicit_headers` and those that carry the current request to another process. The explicit ones win."""
     found = _current.get()
     if found is None:
-        return dict(given or {})
-    own = {REQUEST_ID: found.request_id}
+        return dict(explicit_headers or {})
+    request_headers = {REQUEST_ID: found.request_id}
     if found.trace is not None:
-        own[TRACEPARENT] = str(found.trace)
-    return {**own, **(given or {})}
+        request_headers[TRACEPARENT] = str(found.trace)
+    return {**request_headers, **(explicit_headers or {})}
 
 
 def with_request_context(app: ASGIApp) -> ASGIApp:
@@ -64,9 +64,9 @@ def with_request_context(app: ASGIApp) -> ASGIApp:
     return carried
 
 
-def _set_from_headers(given: Iterable[tuple[bytes, bytes]]) -> None:
+def _set_from_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> None:
     request_id, trace = None, None
-    for name, value in given:
+    for name, value in raw_headers:
         if name in _NAMES:
             request_id = value.decode("latin-1")
         elif name == _TRACEPARENT:

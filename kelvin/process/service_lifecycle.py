@@ -67,10 +67,10 @@ class Server(uvicorn.Server):
         for connection in tuple(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-        if under_way := set(self.server_state.tasks):
-            for task in under_way:
+        if running_tasks := set(self.server_state.tasks):
+            for task in running_tasks:
                 task.cancel()
-            await asyncio.wait(under_way)
+            await asyncio.wait(running_tasks)
 
 
 class InnerProtocol(HttpToolsProtocol):

@@ -32,13 +32,13 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
             content = (directory / segment_name(first)).read_bytes()
         except FileNotFoundError:
             continue
-        offset, wanted = 0, first
+        offset, next_sequence = 0, first
         # Records from the next segment's first sequence on were never acknowledged to their writer.
         last = MAX_SEQUENCE if following is None else following - 1
-        while wanted <= last and (frame := find_frame(content, offset, wanted, last)) is not None:
+        while next_sequence <= last and (frame := find_frame(content, offset, next_sequence, last)) is not None:
             if frame.sequence > after:
                 yield frame
-            offset, wanted = frame.end, frame.sequence + 1
+            offset, next_sequence = frame.end, frame.sequence + 1
 
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:

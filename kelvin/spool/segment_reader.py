@@ -57,31 +57,31 @@ class SegmentReader:
     def __repr__(self) -> str:
         return f"<SegmentReader {self.directory.name} acknowledged={self.acknowledged}>"
 
-    def read(self, until: int, max_records: int, max_bytes: int) -> RecordBatch | None:
-        """Return the records after the acknowledged one up to `until`, or None. At least one, however large. Another
-        read without an acknowledgement returns the same records, and perhaps more. Raises OSError.
+    def read(self, last_readable: int, max_records: int, max_bytes: int) -> RecordBatch | None:
+        """Return the records after the acknowledged one up to `last_readable`, or None. At least one, however large.
+        Another read without an acknowledgement returns the same records, and perhaps more. Raises OSError.
         """
         payloads: list[bytes] = []
         size, sequence, skipped = 0, self.acknowledged, 0
         first_lost = last_lost = 0
         self._is_fresh = False
-        for kept in self._recent.records_after(sequence, min(max_records, until - sequence)):
-            if payloads and size + len(kept.payload) > max_bytes:
+        for recent_frame in self._recent.records_after(sequence, min(max_records, last_readable - sequence)):
+            if payloads and size + len(recent_frame.payload) > max_bytes:
                 break
-            payloads.append(kept.payload)
-            size += len(kept.payload)
-            sequence = kept.sequence
+            payloads.append(recent_frame.payload)
+            size += len(recent_frame.payload)
+            sequence = recent_frame.sequence
         if payloads:
             self._segment, self._content = 0, b""  # the loaded segment may be far behind
             return RecordBatch(tuple(payloads), sequence, skipped)
-        while len(payloads) < max_records and sequence < until:
-            frame = self._frame_after(sequence, until)
+        while len(payloads) < max_records and sequence < last_readable:
+            frame = self._frame_after(sequence, last_readable)
             if frame is not None and payloads and size + len(frame.payload) > max_bytes:
                 break
             beyond = self._segment_beyond(sequence) if frame is None else frame.sequence
             if beyond is None:
                 break
-            beyond = min(beyond, until + 1)  # records after `until` were not searched
+            beyond = min(beyond, last_readable + 1)  # records after `last_readable` were not searched
             if beyond > sequence + 1:
                 if self._suspect is not None:
                     self._suspect.update(first for first in segments(self.directory) if first < beyond)
@@ -132,31 +132,32 @@ class SegmentReader:
             self._position_fd = os.open(self.directory / POSITION, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._position_fd, encode_position(last), 0)
 
-    def _frame_after(self, sequence: int, until: int) -> Frame | None:
-        """Return the first whole frame after `sequence`, up to `until`. Search only the next sequence's segment."""
-        wanted = sequence + 1
-        if self._segment != wanted and (self.directory / segment_name(wanted)).exists():
-            self._load(wanted)
-        elif not 0 < self._segment <= wanted:  # nothing is loaded, or an unacknowledged batch is read again
-            older = [first for first in segments(self.directory) if first <= wanted]
+    def _frame_after(self, sequence: int, last_readable: int) -> Frame | None:
+        """Return the first whole frame after `sequence`, up to `last_readable`. Searches one segment only."""
+        next_sequence = sequence + 1
+        if self._segment != next_sequence and (self.directory / segment_name(next_sequence)).exists():
+            self._load(next_sequence)
+        elif not 0 < self._segment <= next_sequence:  # nothing is loaded, or an unacknowledged batch is read again
+            older = [first for first in segments(self.directory) if first <= next_sequence]
             if not older:
                 return None
             self._load(older[-1])
         if self._offset_after != sequence:
-            self._seek(wanted)
+            self._seek(next_sequence)
         frame = decode_frame(self._content, self._offset)
-        if frame is not None and frame.sequence == wanted:
+        if frame is not None and frame.sequence == next_sequence:
             return frame
         if not self._is_fresh:  # the frame may have been written since
             self._reload()
         beyond = self._segment_beyond(sequence)
-        return find_frame(self._content, self._offset, wanted, until if beyond is None else min(until, beyond - 1))
+        last = last_readable if beyond is None else min(last_readable, beyond - 1)
+        return find_frame(self._content, self._offset, next_sequence, last)
 
-    def _seek(self, wanted: int) -> None:
+    def _seek(self, sequence: int) -> None:
         self._reload()
-        self._offset, self._offset_after = 0, wanted - 1
+        self._offset, self._offset_after = 0, sequence - 1
         first = self._segment
-        while first < wanted and (frame := find_frame(self._content, self._offset, first, wanted - 1)) is not None:
+        while first < sequence and (frame := find_frame(self._content, self._offset, first, sequence - 1)) is not None:
             self._offset, first = frame.end, frame.sequence + 1
 
     def _load(self, first: int) -> None:

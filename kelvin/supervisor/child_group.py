@@ -77,14 +77,14 @@ def reap_children() -> Iterator[ReapedChild]:
     """Reap and yield every dead child."""
     while True:
         try:
-            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if seen is None:
+        if dead is None:
             return
         died_ns = time.monotonic_ns()
-        lived_us = max(0, died_ns - start_time_ns(seen.si_pid)) // 1000
-        pid, status, usage = os.wait4(seen.si_pid, 0)
+        lived_us = max(0, died_ns - start_time_ns(dead.si_pid)) // 1000
+        pid, status, usage = os.wait4(dead.si_pid, 0)
         yield ReapedChild(
             pid,
             os.waitstatus_to_exitcode(status),
@@ -270,8 +270,8 @@ class ChildGroup:
         """End all child processes and orphans except `spared`, as `end` does."""
 
         def living() -> list[int]:
-            kept = {child.pid for child in spared}
-            return [pid for pid in children() if pid not in kept]
+            spared_pids = {child.pid for child in spared}
+            return [pid for pid in children() if pid not in spared_pids]
 
         await self._end(living, patience_s, signal.SIGTERM)
 

@@ -91,8 +91,8 @@ class EngineSupervisor:
     async def standby(self) -> AsyncIterator[ForkedProcess]:
         """Yield a parked standby, which is dead after the block. Raises Refused(Unavailable) if none becomes ready."""
         runtime_id = f"push-{secrets.token_hex(6)}"
-        born = await self._zygote.fork(runtime_id, FORK_S)
-        process = ForkedProcess(self._directory, runtime_id, born.pid, born.pidfd)
+        forked = await self._zygote.fork(runtime_id, FORK_S)
+        process = ForkedProcess(self._directory, runtime_id, forked.pid, forked.pidfd)
         limit_s = time.monotonic() + PARK_S
         try:
             if not await process.wait_parked(lambda: time.monotonic() <= limit_s):

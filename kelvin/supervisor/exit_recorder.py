@@ -107,13 +107,13 @@ class ExitRecorder:
         for page, _, runtime_id in self._pages(pid):
             meter = _try_read_page(page)
             with suppress(OSError):
-                born = start_time_ns(pid)
-                if meter is not None and meter.is_older_than(born):
+                process_start_ns = start_time_ns(pid)
+                if meter is not None and meter.is_older_than(process_start_ns):
                     continue
                 if meter is None or not meter.tenant:
                     return None
                 now_ns, now_us = time.monotonic_ns(), time.time_ns() // 1000
-                lived_us = (now_ns - born) // 1000
+                lived_us = (now_ns - process_start_ns) // 1000
                 death = ChildDeath(runtime_id, pid, now_ns, now_us, lived_us, exit_status=0, cpu_us=0, max_rss_kb=0)
                 return lifetime_record(meter, death, self._source, 0)
         return None

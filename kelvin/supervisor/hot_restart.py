@@ -108,21 +108,21 @@ class HotRestart:
         """
         assert old.spec.socket is not None
         name, pid = self._run / old.spec.socket, old.pid
-        kept = name.with_name(f".{name.name}.kept")
-        kept.unlink(missing_ok=True)
+        saved_name = name.with_name(f".{name.name}.kept")
+        saved_name.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # the old process died or was never ready
-            os.link(name, kept)
+            os.link(name, saved_name)
 
         def restore_socket() -> None:
             if old.pid != pid:  # the old process died, and its restarted process takes the name itself
                 return
             with suppress(FileNotFoundError):
-                kept.rename(name)
+                saved_name.rename(name)
 
         try:
             yield restore_socket
         finally:
-            kept.unlink(missing_ok=True)
+            saved_name.unlink(missing_ok=True)
 
     def _report_failure(self, reason: str) -> None:
         """Log the failure and write it to the outcome file for the command that ordered the restart."""

@@ -70,7 +70,7 @@ class EngineSettings:
 
 def load_pod(
     data: Path,
-    what: BindRequest | ParkedSpec,
+    binding: BindRequest | ParkedSpec,
     runtime_id: str,
     host: str,
     store: str | None,
@@ -86,17 +86,17 @@ def load_pod(
     agent = env.get("KELVIN_CACHE_AGENT", "") if cache is None else str(cache.absolute())
     if agent and not Path(agent).is_absolute():
         raise BadSetting("KELVIN_CACHE_AGENT", agent, "must be an absolute path")
-    wanted = integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20)
+    requested_bytes = integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20)
     available = available_bytes(Path("/proc/meminfo").read_text())
-    what = msgspec.structs.replace(what, kv_bytes=kv_bytes_for(wanted, available))
+    binding = msgspec.structs.replace(binding, kv_bytes=kv_bytes_for(requested_bytes, available))
     listens = integer(env, "PORT", DEFAULT_POD_PORT, low=1, high=65535) if port is None else port
-    if isinstance(what, ParkedSpec):
-        what = msgspec.structs.replace(what, store=store or text(env, "KELVIN_STORE"))
+    if isinstance(binding, ParkedSpec):
+        binding = msgspec.structs.replace(binding, store=store or text(env, "KELVIN_STORE"))
         text(env, STANDBY_LISTEN)
         read_peer_settings(env, Role.RUNTIME, STANDBY_LISTEN)
-        pod = Pod(runtime_id=runtime_id, parked=what, host=host, port=listens, agent=agent)
+        pod = Pod(runtime_id=runtime_id, parked=binding, host=host, port=listens, agent=agent)
     else:
-        pod = Pod(runtime_id=runtime_id, bind=what, host=host, port=listens, agent=agent)
+        pod = Pod(runtime_id=runtime_id, bind=binding, host=host, port=listens, agent=agent)
     return PodSettings(
         data=data.absolute(),
         drain_s=integer(env, "KELVIN_RUNTIME_DRAIN_S", 30, low=1, high=3600),
@@ -193,6 +193,6 @@ def _environment(
     """Return the caller's environment with these additions, and one compute thread for numeric libraries. Object store
     credentials reach only processes that use the store, never those that compute or face callers.
     """
-    kept = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
-    place = {"KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(lifeline_fd)}
-    return {**kept, **extra_environment, **place, **_LIBRARY_ENVIRONMENT}
+    inherited = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
+    own_variables = {"KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(lifeline_fd)}
+    return {**inherited, **extra_environment, **own_variables, **_LIBRARY_ENVIRONMENT}

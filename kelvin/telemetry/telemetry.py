@@ -141,7 +141,7 @@ def describe_certificates(page: MetricsPage, ends: Callable[[], Mapping[str, dat
         help,
         MetricKind.GAUGE,
         ("of",),
-        lambda: {(of,): end.timestamp() for of, end in ends().items()},
+        lambda: {(name,): end.timestamp() for name, end in ends().items()},
     )
 
 

@@ -194,8 +194,8 @@ def check_sequence_gaps(source: str, received: Sequence[Range], waiting: SpoolPo
     """Report records that `source` wrote and that never arrived. They may be any tenant's. `received` is normalized."""
     cause = "they were lost with its spool" if waiting is None else "its spool exists, but can't be read there"
     for first, last in gaps(received):
-        which = f"record {first}" if first == last else f"records {first} to {last}"
-        detail = f"{which} of this source never arrived; record {last + 1} did"
+        records_text = f"record {first}" if first == last else f"records {first} to {last}"
+        detail = f"{records_text} of this source never arrived; record {last + 1} did"
         impact = partial(Impact, last - first + 1, None, None, None)
         yield Discrepancy(DiscrepancyKind.SEQUENCE_HOLE, source, detail, impact, cause=cause)
 

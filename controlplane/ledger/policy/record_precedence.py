@@ -117,8 +117,8 @@ def _find_flaw(record: RequestRecord | LifetimeRecord, figures: Sequence[str], w
     for name in _INT32_FIELDS:
         if not -_MAX_INT32 <= getattr(record, name, 0) <= _MAX_INT32:
             return f"{name} is {getattr(record, name)}"
-    for name, most in words.items():
+    for name, max_length in words.items():
         word = getattr(record, name)
-        if word and len(word) > most:
+        if word and len(word) > max_length:
             return f"{name} has {len(word)} characters"
     return None

@@ -51,8 +51,8 @@ class PushSigner:
         space = LinearSpace(plan)
         intake = admit(source.request(model))
         pinned = {file.path: file.content for file in intake.files}
-        if (stranger := find_mismatch(manifest, space, digests, pinned, intake.tensors)) is not None:
-            raise Refused(ArtifactRejected("version", f"nothing was signed: {stranger}"))
+        if (mismatch := find_mismatch(manifest, space, digests, pinned, intake.tensors)) is not None:
+            raise Refused(ArtifactRejected("version", f"nothing was signed: {mismatch}"))
         bundle = None if self.bundle is None else self.bundle(manifest, version, _range_reader(space, source))
         digest = None if bundle is None else blake3(bundle).hexdigest()
         origin = OriginPredicate(signed_at_s=int(time.time()), claims=self.claims, bundle=digest)
@@ -83,12 +83,12 @@ def read_claims(path: Path | None) -> Claims:
 
 def _range_reader(space: LinearSpace, source: PushSource) -> ReadRange:
     """Return a reader by chunks. It keeps the last chunk, because neighbouring ranges often share it."""
-    kept: list[tuple[int, bytes]] = []
+    latest_chunk: list[tuple[int, bytes]] = []
 
     def chunk(number: int) -> bytes:
-        if not kept or kept[0][0] != number:
-            kept[:] = [(number, source.read_chunk(space.plan.chunks[number]))]
-        return kept[0][1]
+        if not latest_chunk or latest_chunk[0][0] != number:
+            latest_chunk[:] = [(number, source.read_chunk(space.plan.chunks[number]))]
+        return latest_chunk[0][1]
 
     def read(offset: int, nbytes: int) -> bytes:
         data = bytearray()

@@ -271,8 +271,8 @@ def _weights(file: Path, repack: bool, progress: Progress) -> SourceFile:
         end = bytearray(END_BYTES)
         read_into(fd, identity.size - END_BYTES, memoryview(end), name)
         whole.update(end)
-    kept = None if repack else WholeFile(digest=whole.hexdigest(), between=bytes(between + end))
-    return SourceFile(root, name, identity, bytes(head), kept)
+    whole_file = None if repack else WholeFile(digest=whole.hexdigest(), between=bytes(between + end))
+    return SourceFile(root, name, identity, bytes(head), whole_file)
 
 
 def _check_content(fd: int, name: str, entry: IndexEntry, whole: blake3, progress: Progress) -> bytearray:

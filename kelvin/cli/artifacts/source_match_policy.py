@@ -61,8 +61,8 @@ def find_mismatch(
     """Return the first part of the manifest that does not match the local files, as text. None if all match. `digests`
     are of the plan's chunks as read locally; `tensors` come from the local headers.
     """
-    wanted = [(digest, chunk.length) for digest, chunk in zip(digests, space.plan.chunks, strict=True)]
-    if [(chunk.digest, chunk.length) for chunk in manifest.chunks] != wanted:
+    chunk_sizes = [(digest, chunk.length) for digest, chunk in zip(digests, space.plan.chunks, strict=True)]
+    if [(chunk.digest, chunk.length) for chunk in manifest.chunks] != chunk_sizes:
         return "its chunks are not those of this push"
     if pinned.keys() != {file.path for file in manifest.files}:
         return "its files are not those here"
@@ -76,9 +76,9 @@ def find_mismatch(
     if here.keys() != {tensor.name for tensor in manifest.tensors}:
         return "its tensors are not those of the files here"
     for tensor in manifest.tensors:
-        own = here[tensor.name]
-        if (tensor.dtype, tensor.shape) != (own.dtype, own.shape):
+        local_tensor = here[tensor.name]
+        if (tensor.dtype, tensor.shape) != (local_tensor.dtype, local_tensor.shape):
             return f"its tensor '{tensor.name[:80]}' has another type or shape"
-        if tensor.nbytes and space.source_of(tensor.offset, tensor.nbytes) != (own.path, own.offset):
+        if tensor.nbytes and space.source_of(tensor.offset, tensor.nbytes) != (local_tensor.path, local_tensor.offset):
             return f"its tensor '{tensor.name[:80]}' has other bytes"
     return None

@@ -144,9 +144,11 @@ def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
 def _collected_sentence(report: CollectReport) -> str:
     nbytes = sum(freed.nbytes for freed in report.freed)
     did = "freed" if report.ran else "would free"
-    kept = f"{report.versions} versions and {report.packs} packs are kept"
-    held = f", in which {report.unreferenced_bytes} bytes belong to no version" if report.unreferenced_bytes else ""
+    kept_text = f"{report.versions} versions and {report.packs} packs are kept"
+    unreferenced_text = (
+        f", in which {report.unreferenced_bytes} bytes belong to no version" if report.unreferenced_bytes else ""
+    )
     dropped = f"; dropped {report.dropped_pushes} pushes that stood still" if report.dropped_pushes else ""
     running = "; a push was running: what it needs is kept" if report.pushes_running else ""
     lost = f"; {report.lost} chunks are in no pack, so no pack is freed: run `kelvin fsck`" if report.lost else ""
-    return f"{did} {len(report.freed)} objects, {nbytes} bytes; {kept}{held}{dropped}{running}{lost}"
+    return f"{did} {len(report.freed)} objects, {nbytes} bytes; {kept_text}{unreferenced_text}{dropped}{running}{lost}"

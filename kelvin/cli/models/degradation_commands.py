@@ -58,7 +58,7 @@ def replace_plan_steps(ladder: dict[str, Any], steps: list[dict[str, Any]] | Non
     """
     if plan is None:
         return ladder | {"steps": steps}
-    others = {name: own for name, own in ladder["plans"].items() if name != plan}
+    others = {name: steps_of_plan for name, steps_of_plan in ladder["plans"].items() if name != plan}
     return ladder | {"plans": others if steps is None else others | {plan: steps}}
 
 

@@ -54,20 +54,20 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
     aliases = f" ({', '.join(version['aliases'])})" if version["aliases"] else ""
     yield f"{model}@{version['version'][:12]}{aliases}, idle={setting}"
     since = "" if version["level_s"] is None else f" for {version['level_s']:.0f} s"
-    asked = "no request yet" if version["idle_s"] is None else f"last request {version['idle_s']:.0f} s ago"
-    then = "" if version["next_level"] is None else f"; {version['next_level']} in {version['next_in_s']:.0f} s"
-    yield f"  {version['level']}{since}, {asked}{then}"
+    last_request = "no request yet" if version["idle_s"] is None else f"last request {version['idle_s']:.0f} s ago"
+    next_step = "" if version["next_level"] is None else f"; {version['next_level']} in {version['next_in_s']:.0f} s"
+    yield f"  {version['level']}{since}, {last_request}{next_step}"
     prices = version["prices"]
     yield (
         f"  prices in {prices['currency']} micro-units a second: device {prices['device_idle']:g} idle, "
         f"{prices['device_restore']:g} restoring; {prices['memory_gib']:g} a GiB of memory; {prices['wait']:g} a caller"
     )
-    held = (f"{level} {_short_size(prices[f'{level}_bytes'])}" for level in ("warm", "asleep", "asleep2"))
-    yield f"  memory: {', '.join(held)}"
+    sizes = (f"{level} {_short_size(prices[f'{level}_bytes'])}" for level in ("warm", "asleep", "asleep2"))
+    yield f"  memory: {', '.join(sizes)}"
     for level in version["levels"]:
-        seen = "" if not level["wake_s"] else f" ({level['seen']} seen)" if level["seen"] else " (a guess)"
+        sample_note = "" if not level["wake_s"] else f" ({level['seen']} seen)" if level["seen"] else " (a guess)"
         best = "never the cheapest" if level["from_s"] is None else f"the cheapest from {level['from_s']:.1f} s on"
-        wake = f"wakes in {format_duration(level['wake_s'])}{seen} for {level['wake']:.0f}"
+        wake = f"wakes in {format_duration(level['wake_s'])}{sample_note} for {level['wake']:.0f}"
         yield f"  {level['level']:>7}: {level['hold']:.3f} a second, {wake}; {best}"
     if version["fetches"]:
         found = (
@@ -111,8 +111,8 @@ def start_lines(model: str, version: dict[str, Any]) -> list[str]:
 
 
 def _expected_start(expected: dict[str, Any], standbys: int) -> Iterator[str]:
-    held = [f"{tier} {_short_size(count)}" for tier, count in expected["bytes_by_tier"].items() if count]
-    yield f"  bytes: {', '.join(held) or 'none'}"
+    sizes = [f"{tier} {_short_size(count)}" for tier, count in expected["bytes_by_tier"].items() if count]
+    yield f"  bytes: {', '.join(sizes) or 'none'}"
     for tier, rate in expected["rates"].items():
         learned = f"from {rate['loads']} loads" if rate["loads"] else "a guess"
         yield f"  {tier}: {_short_size(rate['bytes_per_s'])}/s after {format_duration(rate['fixed_s'])} ({learned})"

@@ -85,9 +85,9 @@ def delete_command(model: str, force: bool) -> None:
     """Delete a model with all its versions. Running requests are finished. Usage stays in the ledger. `kelvin collect
     --run` frees the bytes once the versions have been unused for the grace period.
     """
-    gone = call_json("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
+    deleted = call_json("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
     freed = "`kelvin collect --run` frees their bytes after the grace period"
-    click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
+    click.echo(f"deleted {model}, {len(deleted['versions'])} versions; {freed}")
 
 
 for _command in (degradation_command, render_command):
@@ -115,10 +115,10 @@ def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
     click.echo("\n".join(split_lines(answer["weights"])) or f"{model}: prod gets all requests")
 
 
-def read_weights(given: Sequence[str]) -> dict[str, int]:
+def read_weights(arguments: Sequence[str]) -> dict[str, int]:
     """Parse VERSION=WEIGHT arguments. Raises UsageError."""
     found: dict[str, int] = {}
-    for each in given:
+    for each in arguments:
         version, _, weight = each.partition("=")
         number = parse_whole_number(weight)
         if not version or number is None or version in found:
@@ -174,9 +174,9 @@ def standby_lines(device: dict[str, Any]) -> Iterator[str]:
             f"  {pool['starts_per_s']:.3g} taken per second, replaced in {pool['replaced_in_s']:.2g} s:"
             f" {pool['probability']:.2%} of starts find one (target {pool['target']:.4g})"
         )
-        own, budget = format_bytes(pool["memory"]["private"]), format_bytes(pool["budget_bytes"])
+        private_size, budget = format_bytes(pool["memory"]["private"]), format_bytes(pool["budget_bytes"])
         shared, zygote = format_bytes(pool["memory"]["pss"]), format_bytes(device["zygote"]["pss"])
-        yield f"  memory: {own} private (budget {budget}), {shared} with their share of the zygote's {zygote}"
+        yield f"  memory: {private_size} private (budget {budget}), {shared} with their share of the zygote's {zygote}"
 
 
 def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -196,8 +196,8 @@ def pending_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a cluster's shared standby pods by state."""
     for row in rows:
-        there = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
-        yield f"waiting pods ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
+        counts_text = ", ".join(f"{count} {state}" for state, count in row["pods"].items())
+        yield f"waiting pods ({row['name']}): {row['wanted']} wanted; {counts_text or 'none there'}"
 
 
 def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None = None) -> Iterator[str]:

@@ -181,14 +181,14 @@ def _replay_case(case: ScaleCase, title: str) -> ScaleResult:
         step = read_as(value, ReplayStep, f"{title}, step {number}")
         if step.update_spec is not None:
             spec = step.update_spec.over(spec)
-        seen = Observation(
+        observation = Observation(
             stable=step.stable or 0.0,
             panic=step.panic or 0.0,
             ready_pods=step.ready_pods or 0,
             metric_error=bool(step.metric_error),
             ready_error=bool(step.ready_error),
         )
-        decision = decide(spec, seen, state, step.t_s)
+        decision = decide(spec, observation, state, step.t_s)
         state = decision.state
         results.append(StepResult(desired=decision.desired, ebc=decision.excess_burst_capacity, valid=decision.valid))
     return ScaleResult(name=case.name, steps=results)

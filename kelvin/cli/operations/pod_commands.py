@@ -136,8 +136,10 @@ def _data_directory(chosen: Path | None) -> Iterator[Path]:
 
 def _runtime_id() -> str:
     """Return the host's name with a random suffix. A restarted container is another runtime."""
-    kept = "".join(each for each in socket.gethostname().lower() if each.isascii() and (each.isalnum() or each == "-"))
-    return f"{kept[:_NAME].strip('-') or 'runtime'}-{uuid.uuid4().hex[:8]}"
+    host_name = "".join(
+        each for each in socket.gethostname().lower() if each.isascii() and (each.isalnum() or each == "-")
+    )
+    return f"{host_name[:_NAME].strip('-') or 'runtime'}-{uuid.uuid4().hex[:8]}"
 
 
 @click.command("cache")

@@ -164,7 +164,7 @@ def restore_command(
     records can't be read: the rest was restored, and the bill lacks those.
     """
     protect_memory()
-    options = [word for word, given in (("--replace", replace), ("--accept-unsound", accept_unsound)) if given]
+    options = [word for word, is_set in (("--replace", replace), ("--accept-unsound", accept_unsound)) if is_set]
     if database is not None:
         if check or replace:
             raise click.UsageError("--database is for an empty one: it goes with neither --check nor --replace")

@@ -113,9 +113,9 @@ def _value(value: object) -> str:
             return json.dumps(value)
 
 
-def _parse_days(wanted: tuple[str, ...]) -> dict[str, int | None]:
+def _parse_days(assignments: tuple[str, ...]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
-    for each in wanted:
+    for each in assignments:
         name, _, days = each.partition("=")
         number = parse_whole_number(days)
         if (number is None and days != "default") or name in found:

@@ -262,7 +262,7 @@ def _difference_size(difference: Difference, currency: str) -> str:
         ("device time", difference.device_us, f"{format_seconds(difference.device_us or 0)} s"),
         ("money", difference.amount_micros, f"{currency} {format_money(difference.amount_micros or 0)}"),
     )
-    known = [told for _, figure, told in figures if figure]
+    known = [amount_text for _, figure, amount_text in figures if figure]
     unknown = [name for name, figure, _ in figures if figure is None]
     parts = ["at most " + ", ".join(known)] if known else []
     return "; ".join([*parts, *(["unknown: " + ", ".join(unknown)] if unknown else [])])

@@ -64,8 +64,8 @@ def encode_meter(meter: Meter, sequence: int) -> bytes:
     ValueError for a name that does not fit. A shortened name would be billed to another subject.
     """
     texts = [text.encode() for text in (meter.tenant, meter.model, meter.version, meter.device_class, meter.boot)]
-    for text, most in zip(texts, (64, 64, 64, DEVICE_CLASS_BYTES, 36), strict=True):
-        if len(text) > most:
+    for text, max_bytes in zip(texts, (64, 64, 64, DEVICE_CLASS_BYTES, 36), strict=True):
+        if len(text) > max_bytes:
             raise ValueError(f"{text[:80]!r} of {len(text)} bytes does not fit a meter page")
     return _LAYOUT.pack(
         _MAGIC, meter.phase, sequence, meter.start_time_ns, meter.since_ns, *meter.spent_ns, meter.requests, *texts
@@ -80,7 +80,9 @@ def decode_meter(page: bytes) -> Meter:
         raise ValueError(f"meter page has {len(page)} bytes, not {METER_BYTES}")
     torn = int.from_bytes(page[SEQUENCE_AT : SEQUENCE_AT + 8], "little") % 2 == 1
     slot = METER_BYTES if torn and len(page) >= METER_FILE_BYTES else 0
-    magic, phase, _, born, since, standby, restore, active, idle, requests, *texts = _LAYOUT.unpack_from(page, slot)
+    magic, phase, _, start_time_ns, since, standby, restore, active, idle, requests, *texts = _LAYOUT.unpack_from(
+        page, slot
+    )
     if magic != _MAGIC:
         raise ValueError("not a meter page")
     try:
@@ -88,4 +90,4 @@ def decode_meter(page: bytes) -> Meter:
     except UnicodeDecodeError:
         raise ValueError("the names in the meter page are not UTF-8") from None
     spent = (standby, restore, active, idle)
-    return Meter(Phase(phase), born, since, spent, requests, tenant, model, version, device_class, boot)
+    return Meter(Phase(phase), start_time_ns, since, spent, requests, tenant, model, version, device_class, boot)

@@ -160,8 +160,8 @@ def _name(pii: Pii) -> str:
 
 
 def _check_pii(pii: Pii) -> None:
-    given: Mapping[str, Mapping[str, Action]] = {"input": pii.input, "output": pii.output}
-    for direction, actions in given.items():
+    actions_by_direction: Mapping[str, Mapping[str, Action]] = {"input": pii.input, "output": pii.output}
+    for direction, actions in actions_by_direction.items():
         for entity in actions:
             if entity not in ENTITIES:
                 rule = f"{direction}: {entity[:40]!r} is not known; must be one of {', '.join(ENTITIES)}"

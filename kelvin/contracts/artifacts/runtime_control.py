@@ -56,8 +56,8 @@ class Pod(Wire, frozen=True):
     @property
     def device_class(self) -> str:
         """Return the device class of `bind` or `parked`; one of them is set."""
-        said = self.bind or self.parked
-        return "" if said is None else said.device_class
+        binding = self.bind or self.parked
+        return "" if binding is None else binding.device_class
 
 
 class BindPodRequest(Fact, frozen=True):

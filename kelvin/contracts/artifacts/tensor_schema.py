@@ -58,8 +58,8 @@ def schema_hash_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) 
     """Return the SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) of all described tensors, in order. A
     caller can compute it from a model's metadata with any standard library.
     """
-    seen = {"inputs": [spec.described() for spec in inputs], "outputs": [spec.described() for spec in outputs]}
-    return hashlib.sha256(msgspec.json.encode(seen, order="sorted")).hexdigest()
+    schema = {"inputs": [spec.described() for spec in inputs], "outputs": [spec.described() for spec in outputs]}
+    return hashlib.sha256(msgspec.json.encode(schema, order="sorted")).hexdigest()
 
 
 def make_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:

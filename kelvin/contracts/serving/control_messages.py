@@ -38,9 +38,9 @@ _ADMIN_SCOPES: Final = frozenset((Scope.PUSH, Scope.BILLING_READ))
 _INCLUDED_SCOPES: Final = {Scope.ADMIN: _ADMIN_SCOPES, Scope.OPERATOR: _ADMIN_SCOPES | {Scope.ADMIN}}
 
 
-def scope_allows(held: Collection[Scope], required: Scope) -> bool:
-    """Return whether a key with the scopes `held` may do what needs the scope `wanted`."""
-    return required in held or any(required in _INCLUDED_SCOPES.get(scope, ()) for scope in held)
+def scope_allows(granted: Collection[Scope], required: Scope) -> bool:
+    """Return whether a key with the scopes `granted` may do what needs the scope `required`."""
+    return required in granted or any(required in _INCLUDED_SCOPES.get(scope, ()) for scope in granted)
 
 
 Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest
