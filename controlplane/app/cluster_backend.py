@@ -18,6 +18,7 @@ from controlplane.knative.custom_resource_controller import CustomResourceContro
 from controlplane.knative.custom_resource_stores import ModelResourceStore, TenantResourceStore
 from controlplane.knative.knative_controller import KnativeController
 from controlplane.knative.policy.knative_service import namespace_of
+from controlplane.knative.policy.pool_service import device_class_of
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_controller import PoolController
 from controlplane.knative.services.pods import PodTable
@@ -79,9 +80,7 @@ async def build_cluster_backend(
 ) -> ReplicaBackend:
     """Build the backend of a cluster. On return the feed has all running replicas, unless `stop` is set."""
     jobs = await build_zygote_push_jobs(stack, services)
-    pods = PodTable(
-        services.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.unpooled_devices
-    )
+    pods = PodTable(services.clock, device_class_of(settings.pods), settings.unpooled_devices)
     outcomes = StartOutcomes(services.registry, services.feed, services.tasks)
     renderer = ServiceRenderer(settings.pods, settings.namespace, services.settings.kv_bytes, settings.unpooled_devices)
     pools = PoolController(

@@ -16,8 +16,8 @@ from controlplane.clock import Clock
 from controlplane.knative.apply.applier import Applier
 from controlplane.knative.apply.cluster import Busy, ClusterApi, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.apply.object_cache import UidTracker, follow
-from controlplane.knative.policy.apply_steps import owner_of
-from controlplane.knative.policy.knative_service import namespace_of
+from controlplane.knative.policy.apply_steps import is_foreign
+from controlplane.knative.policy.knative_service import SERVICE_API, namespace_of
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements
 from controlplane.knative.policy.object_labels import OURS_SELECTOR, NamespacedName
 from controlplane.knative.policy.object_status import PRIVATE_SLICES, parse_slice_pods
@@ -46,7 +46,6 @@ from kelvin.contracts.serving.control_messages import StartProblem, Stats
 from kelvin.contracts.traffic_errors import StartFailed
 from kelvin.process.loops import Loops
 
-SERVICE_API: Final = "serving.knative.dev/v1"
 SLICE_API: Final = "discovery.k8s.io/v1"
 NAMESPACE_WAIT_S: Final = 2.0  # longest wait for the first probe of a namespace
 REFUSAL_POLL_S: Final = 2.0  # between two checks for refused objects
@@ -369,7 +368,7 @@ class KnativeController:
     def _find_own(self, ref: Ref) -> Json | None:
         """Return the object as it was last seen; None if another installation owns it."""
         obj = self._applier.find_observed(ref)
-        return obj if obj is None or owner_of(obj) in (None, self._renderer.own_namespace) else None
+        return obj if obj is None or not is_foreign(obj, self._renderer.own_namespace) else None
 
     def _has_service(self, key: VersionKey) -> bool:
         return self._version_status.find(key) is not None

@@ -118,8 +118,8 @@ def decide(wanted: Json | None, observed: Json | None, state: ApplyState, now: f
     elif observed is None:
         step = Apply()
     # (4)
-    elif (owner := owner_of(observed)) not in (None, installation):
-        return Foreign(str(owner))
+    elif is_foreign(observed, installation):
+        return Foreign(str(owner_of(observed)))
     # (5)
     else:
         step = _compare(wanted, observed, state, now)
@@ -173,7 +173,12 @@ def delay_until(state: ApplyState, until: float) -> ApplyState:
 def is_managed_by(obj: Json, installation: str) -> bool:
     """Return whether the object has our label, and this installation's control plane wrote it, as far as is known."""
     labels, annotations = obj["metadata"].get("labels") or {}, obj["metadata"].get("annotations") or {}
-    return labels.get(MANAGED_BY) == MANAGER and APPLIED in annotations and owner_of(obj) in (None, installation)
+    return labels.get(MANAGED_BY) == MANAGER and APPLIED in annotations and not is_foreign(obj, installation)
+
+
+def is_foreign(obj: Json, installation: str) -> bool:
+    """Return whether another installation's control plane wrote the object. An object without a mark is not foreign."""
+    return owner_of(obj) not in (None, installation)
 
 
 def owner_of(obj: Json) -> str | None:

@@ -20,6 +20,7 @@ from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.names import require_dns_label
 from kelvin.contracts.setting_parser import BadSetting
 
+SERVICE_API: Final = "serving.knative.dev/v1"
 PORT: Final = 8080
 DATA: Final = "/var/lib/kelvin"
 INNER_TLS_DIRECTORY: Final = "/etc/kelvin/inner"
@@ -149,7 +150,7 @@ def is_image(name: str) -> bool:
 def render_service(version: PodVersion, cluster: ClusterSpec) -> dict[str, Any]:
     """Return the Service object, without a status. Raises Refused(InvalidRequest) if the cluster would refuse it."""
     obj: _Json = {
-        "apiVersion": "serving.knative.dev/v1",
+        "apiVersion": SERVICE_API,
         "kind": "Service",
         "metadata": {
             "name": service_name(version.model, version.version),

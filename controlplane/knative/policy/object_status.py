@@ -7,6 +7,7 @@ port of its queue-proxy. Messages of objects are not passed on: they name pods, 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from controlplane.knative.policy.object_labels import MODEL, STREAMS, TENANT, VERSION, NamespacedName
@@ -136,6 +137,14 @@ def condition(obj: Json, kind: str) -> Json:
     """Return the status condition of that type; empty if there is none."""
     conditions = (obj.get("status") or {}).get("conditions") or ()
     return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def parse_time_s(text: object) -> float | None:
+    """Parse a time of the cluster, such as a condition's `lastTransitionTime`, as Unix time; None if malformed."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def describe_reason(reason: str) -> str:

@@ -8,9 +8,7 @@ reason `Unschedulable` while no node has room, and True from the moment when a n
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, Final
 
 from controlplane.knative.policy.object_labels import CAPACITY, NamespacedName
@@ -21,6 +19,7 @@ from controlplane.knative.policy.object_status import (
     Json,
     condition,
     exit_status_of,
+    parse_time_s,
 )
 from controlplane.scaling.policy.eta import RunningMean
 
@@ -298,9 +297,7 @@ def _add(means: OrderedDict[Any, RunningMean], key: Any, seconds: float, max_ent
         means.popitem(last=False)
 
 
-def _condition_time_s(of: Json, metadata: Json) -> float | None:
+def _condition_time_s(entry: Json, metadata: Json) -> float | None:
     """Return when a condition changed last; if it does not say, when the object was created."""
-    for text in (of.get("lastTransitionTime"), metadata.get("creationTimestamp")):
-        with suppress(ValueError):
-            return datetime.fromisoformat(str(text)).timestamp()
-    return None
+    changed_s = parse_time_s(entry.get("lastTransitionTime"))
+    return changed_s if changed_s is not None else parse_time_s(metadata.get("creationTimestamp"))

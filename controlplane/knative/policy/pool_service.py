@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from controlplane.knative.policy.knative_service import (
+    AUTOSCALING,
     FULL_DUPLEX,
+    SERVICE_API,
     SPREAD,
     ClusterSpec,
     PodVersion,
@@ -24,7 +26,6 @@ NAMESPACE: Final = "kelvin--pools"  # no tenant's: tenant names don't begin with
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 BOUND_DELETION_COST: Final = "1000"  # pods with a version are ended after all pods that wait
 _FAILURES: Final = 12  # of a liveness probe: between two lives of a pod nothing listens
-_AUTOSCALING: Final = "autoscaling.knative.dev"
 
 
 def pool_service_name(pool: PoolSpec, cluster: ClusterSpec) -> NamespacedName:
@@ -47,7 +48,7 @@ def render_pool_service(pool: PoolSpec, cluster: ClusterSpec, kv_bytes: int) -> 
     namespace, name = pool_service_name(pool, cluster)
     labels = {**RUNTIME, POOL: pool.name}
     return {
-        "apiVersion": "serving.knative.dev/v1",
+        "apiVersion": SERVICE_API,
         "kind": "Service",
         "metadata": {
             "name": name,
@@ -74,7 +75,7 @@ def _scaling(pool: PoolSpec, template: PodVersion) -> dict[str, str]:
         "target-burst-capacity": -1,  # only reports count
     }
     return {
-        **{f"{_AUTOSCALING}/{name}": str(value) for name, value in settings.items()},
+        **{f"{AUTOSCALING}/{name}": str(value) for name, value in settings.items()},
         "serving.knative.dev/progress-deadline": f"{progress_deadline_s(template)}s",
         **FULL_DUPLEX,
     }

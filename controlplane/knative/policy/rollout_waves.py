@@ -8,13 +8,12 @@ control plane that takes over continues the roll-out.
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from controlplane.knative.policy.knative_service import AUTOSCALING, SCALE
 from controlplane.knative.policy.object_labels import APPLIED, ATTEMPT, RENDERING, NamespacedName
-from controlplane.knative.policy.object_status import condition
+from controlplane.knative.policy.object_status import condition, parse_time_s
 from kelvin.contracts.backoff import ExponentialBackoff
 from kelvin.contracts.numbers import parse_whole_number
 from kelvin.contracts.wire import Wire
@@ -116,7 +115,8 @@ def parse_service_rollout(
         if is_admitted:
             stage, failed_at_s = RolloutStage.WRITING if refused_at_s is None else RolloutStage.REFUSED, refused_at_s
     elif newest is RolloutStage.FAILED and ready and ready != status.get("latestCreatedRevisionName"):
-        stage, failed_at_s = newest, _since_s(condition(observed, "ConfigurationsReady"), now_s)
+        changed_s = parse_time_s(condition(observed, "ConfigurationsReady").get("lastTransitionTime"))
+        stage, failed_at_s = newest, now_s if changed_s is None else changed_s
     elif newest is RolloutStage.FAILED or (
         newest is RolloutStage.STARTING and observed["metadata"].get("generation") == 1
     ):
@@ -146,14 +146,6 @@ def _newest_revision_stage(observed: Json) -> RolloutStage:
         case "False":
             return RolloutStage.FAILED
     return RolloutStage.STARTING
-
-
-def _since_s(of: Json, now_s: float) -> float:
-    """Return when a condition changed last, in Unix time; `now_s` if it does not say."""
-    try:
-        return datetime.fromisoformat(str(of.get("lastTransitionTime"))).timestamp()
-    except (ValueError, OverflowError):
-        return now_s
 
 
 def rendering_of(obj: Json) -> str | None:

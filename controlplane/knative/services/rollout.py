@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from controlplane.clock import Clock
 from controlplane.knative.apply.cluster import Denied, Invalid, Json, Missing, Ref
-from controlplane.knative.policy.apply_steps import Refusal, owned_part, owner_of
+from controlplane.knative.policy.apply_steps import Refusal, is_foreign, owned_part
 from controlplane.knative.policy.knative_service import AUTOSCALING, ZERO_INITIAL_SCALE
 from controlplane.knative.policy.object_labels import ATTEMPT, NamespacedName
 from controlplane.knative.policy.object_status import RevisionFailure, describe_reason
@@ -140,7 +140,7 @@ class Rollout:
         )
 
     def _is_ours(self, observed: Json) -> bool:
-        return owner_of(observed) in (None, self._installation) and "deletionTimestamp" not in observed["metadata"]
+        return not is_foreign(observed, self._installation) and "deletionTimestamp" not in observed["metadata"]
 
     def _drop_finished(self, changed: "Mapping[Ref, _Entry]") -> None:
         for ref in self._admitted.keys() & changed.keys():

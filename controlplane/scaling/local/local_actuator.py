@@ -41,17 +41,18 @@ STANDBY_WAIT_S: Final = 20.0  # for a standby, if none is parked
 RESTORE_S: Final = dependencies.RESTORE.timeout_s
 MAX_ATTEMPTS: Final = 3  # in a row, if the process is lost during the restore
 EXIT_WAIT_S: Final = 5.0  # until a lost process frees its slot
-WAKE: Final = 0  # in place of a start's number
 
 EndReplica = Callable[[Fleet, FeedHub, RuntimeProcess, int, float, float], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingStart:
-    """A start or wake that is running, and when it was decided."""
+    """A start or wake that is running: when it was requested, and when it was decided."""
 
-    start: Start
+    key: VersionKey
+    requested_us: int
     decided_us: int
+    is_wake: bool = False
 
 
 class StartListener(Protocol):
@@ -240,14 +241,14 @@ class LocalActuator:
         """Mark a restored replica as ready; tell activators and listeners. Ignores a replica that is leaving."""
         if process.is_leaving:
             return
-        learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
-        replica = self._table.apply_event(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
+        changes = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
+        replica = self._table.apply_event(process.runtime_id, ReplicaEvent.BOUND, self._now(), **changes)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
         assert replica.key is not None
         self._release_surplus(replica.key, self._table.live_count(replica.key))
         took_us = max((span.after_us for span in spans), default=0)
-        seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
-        log.info("a replica is ready", extra=seen)
+        fields = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
+        log.info("a replica is ready", extra=fields)
         self.notify_ready(replica)
 
     def notify_ready(self, replica: Replica) -> None:
@@ -264,9 +265,8 @@ class LocalActuator:
             self._table.apply_event(runtime_id, ReplicaEvent.KEPT, self._now())
             log.warning("a replica stays: none took its place", extra={"runtime_id": runtime_id})
         notify(self._listeners, lambda listener: listener.on_start_failed(key, failure))
-        self._fail_waiting_requests(
-            key, failure
-        )  # last: a request that fails copies the start problem into its timeline
+        # Last, because a request that fails copies the start problem into its timeline.
+        self._fail_waiting_requests(key, failure)
 
     def _fail_waiting_requests(self, key: VersionKey, failure: Failure) -> None:
         if self._table.live_count(key) == 0:
@@ -296,14 +296,13 @@ class LocalActuator:
 
     def _take_standby(self, start: Start) -> None:
         """Give a standby to a start that has its slot. If none is parked, wait for one in the background."""
-        key = start.key
-        pending = _PendingStart(start, self._now())
+        key, decided_us = start.key, self._now()
         process = self._pool.try_take()
         if process is not None:
-            self._restore_on(process, pending)
+            self._restore_on(process, start, decided_us)
             self._pool.balance()  # after the bind, in the order of tasks
         else:
-            self._fleet.tasks.start(self._await_standby(pending), f"start {key}")
+            self._fleet.tasks.start(self._await_standby(start, decided_us), f"start {key}")
             self.on_start_waiting(key)
         notify(
             self._start_listeners,
@@ -317,7 +316,7 @@ class LocalActuator:
         if replica is None:
             return False
         self._table.wake(replica.runtime_id, self._now())
-        self._waking[replica.runtime_id] = _PendingStart(Start(WAKE, key, requested_us), self._now())
+        self._waking[replica.runtime_id] = _PendingStart(key, requested_us, self._now(), is_wake=True)
         level = Level(replica.state) if replica.state in SLEEPING else Level.ASLEEP
         notify(self._start_listeners, lambda listener: listener(key, requested_us, parked=True, wake_level=level))
         if replica.state in SLEEPING:
@@ -327,48 +326,49 @@ class LocalActuator:
     def _resume(self, process: RuntimeProcess) -> None:
         """Wake a sleeping replica that was requested."""
         pending = self._waking.pop(process.runtime_id)
-        key = pending.start.key
+        key = pending.key
         log.info("a replica wakes", extra={"version": str(key), "runtime_id": process.runtime_id})
         work = self._restore(process, lambda: self._sleeper.wake(process, key, RESTORE_S), pending)
         self._fleet.tasks.start(work, f"wake {key}")
 
-    async def _await_standby(self, pending: _PendingStart) -> None:
+    async def _await_standby(self, start: Start, decided_us: int) -> None:
         try:
             process = await self._pool.take(STANDBY_WAIT_S)
         except Refused as refused:
-            if self._table.is_pending(pending.start):
-                self._table.cancel_start(pending.start)
-                self.fail_start(pending.start.key, refused.failure)
+            if self._table.is_pending(start):
+                self._table.cancel_start(start)
+                self.fail_start(start.key, refused.failure)
             return
-        if self._table.is_pending(pending.start):
-            self._restore_on(process, pending)
+        if self._table.is_pending(start):
+            self._restore_on(process, start, decided_us)
         else:
             self._pool.put_back(process)
 
-    def _restore_on(self, process: RuntimeProcess, pending: _PendingStart) -> None:
+    def _restore_on(self, process: RuntimeProcess, start: Start, decided_us: int) -> None:
         """Bind the start to the standby before anything else can run, then call the runtime in the background."""
         threads = self._cpu_share.threads(self._table.slots_sharing_threads)
-        key = pending.start.key
-        self._table.bind(pending.start, process.runtime_id, self._now(), f"cpu-{threads}")
+        key, device_class = start.key, f"cpu-{threads}"
+        self._table.bind(start, process.runtime_id, self._now(), device_class)
         log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})
 
         async def bind() -> BindResponse:  # an error in here fails the restore, which frees the slot
-            wanted = BindRequest(
+            bind_request = BindRequest(
                 tenant=key.tenant,
                 model=key.model,
                 version=key.version,
-                device_class=f"cpu-{threads}",
+                device_class=device_class,
                 threads=threads,
                 kv_bytes=self._cpu_share.kv_bytes(),
             )
-            return await process.bind(wanted, RESTORE_S)
+            return await process.bind(bind_request, RESTORE_S)
 
+        pending = _PendingStart(key, start.requested_us, decided_us)
         self._fleet.tasks.start(self._restore(process, bind, pending), f"restore {key}")
 
     async def _restore(
         self, process: RuntimeProcess, bind: Callable[[], Awaitable[BindResponse]], pending: _PendingStart
     ) -> None:
-        key, began_us, zero_us = pending.start.key, self._now(), pending.start.requested_us
+        key, began_us, requested_us = pending.key, self._now(), pending.requested_us
         try:
             bound = await bind()
             if process.is_gone:
@@ -379,12 +379,12 @@ class LocalActuator:
             log.exception("a restore failed unexpectedly", extra={"version": str(key)})
             await self._handle_failed_restore(process, pending, Internal(), began_us)
         else:
-            own = (
-                StageSpan(Stage.DECIDED, pending.decided_us - zero_us),
-                StageSpan(Stage.PROMOTED, began_us - zero_us),
+            spans = (
+                StageSpan(Stage.DECIDED, pending.decided_us - requested_us),
+                StageSpan(Stage.PROMOTED, began_us - requested_us),
+                *(StageSpan(span.stage, span.after_us + began_us - requested_us) for span in bound.spans),
             )
-            shifted = (StageSpan(span.stage, span.after_us + began_us - zero_us) for span in bound.spans)
-            self.mark_ready(process, bound.max_streams, (*own, *shifted), bound.bytes_by_tier, bound.url)
+            self.mark_ready(process, bound.max_streams, spans, bound.bytes_by_tier, bound.url)
         await self._fleet.clock.sleep(READY_HOLDS_CORES_S + 0.01)  # timers may be a moment early
         self._pool.balance()
 
@@ -393,9 +393,9 @@ class LocalActuator:
     ) -> None:
         if process.is_ending:
             return  # it was told to end meanwhile
-        key = pending.start.key
+        key = pending.key
         was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"  # dead, or not parked after all
-        was_lost |= pending.start.number == WAKE  # a failed wake does not blame the version: start another replica
+        was_lost |= pending.is_wake  # a failed wake does not blame the version: start another replica
         if self._now() - began_us >= RESTORE_S * 1e6:
             failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
         self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
@@ -416,7 +416,7 @@ class LocalActuator:
             return
         await process.wait_gone(EXIT_WAIT_S)  # until then it holds its slot
         is_wanted = key in self._failed_attempts and self._table.live_count(key) == 0
-        if (is_wanted or self._without_successor(key)) and not self._begin(key, pending.start.requested_us):
+        if (is_wanted or self._without_successor(key)) and not self._begin(key, pending.requested_us):
             self.fail_start(key, failure)
 
     async def _evict_sleeper(self, sleeper: RuntimeProcess) -> bool:

@@ -204,5 +204,5 @@ class DamageLoop:
                 self._actuator.carry_out(replica.runtime_id, step)
                 self._handled_ids.add(replica.runtime_id)
                 self._counter.add(())
-                seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
-                log.error("a replica has memory that was found wrong", extra=seen)
+                fields = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
+                log.error("a replica has memory that was found wrong", extra=fields)

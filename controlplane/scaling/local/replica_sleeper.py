@@ -38,8 +38,8 @@ class ReplicaSleeper:
         self._releasing_weights: set[str] = set()  # runtimes that were told to release
 
     def __repr__(self) -> str:
-        asleep, empty = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.DEEP_SLEEP))
-        return f"<ReplicaSleeper asleep={asleep} asleep2={empty}>"
+        asleep, deep_sleep = (self._table.count(state) for state in (ReplicaState.ASLEEP, ReplicaState.DEEP_SLEEP))
+        return f"<ReplicaSleeper asleep={asleep} deep_sleep={deep_sleep}>"
 
     def add_slot_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` on each device slot that a sleeping replica gave back."""

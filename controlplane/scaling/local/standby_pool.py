@@ -171,7 +171,7 @@ class StandbyPool:
         )
         for _ in range(choose_fork_count(facts)):
             self._forked += 1
-            self._fleet.tasks.start(self._fork(), "bear a standby", detached=True)
+            self._fleet.tasks.start(self._fork(), "fork a standby", detached=True)
 
     async def run(self) -> None:
         """Balance periodically, for changes without an event: forgotten takes, long starts, memory. Until cancelled."""
@@ -242,9 +242,9 @@ class StandbyPool:
         self.balance()
 
     def _handle_exit(self, replica: Replica) -> None:
-        mine = next((each for each in self._parked if each.runtime_id == replica.runtime_id), None)
-        if mine is not None:
-            self._parked.remove(mine)
+        standby = next((each for each in self._parked if each.runtime_id == replica.runtime_id), None)
+        if standby is not None:
+            self._parked.remove(standby)
             self._record_failure()  # one that dies unused counts as a failed fork
         self.balance()
 

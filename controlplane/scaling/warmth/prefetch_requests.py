@@ -56,7 +56,7 @@ class Prefetcher:
         try:
             await self._send_request(request)
         except Refused as refused:
-            seen = {"tenant": request.tenant, "version": request.version, "why": refused.failure.message}
-            log.info("the weight cache refused a prefetch", extra=seen)
+            fields = {"tenant": request.tenant, "version": request.version, "why": refused.failure.message}
+            log.info("the weight cache refused a prefetch", extra=fields)
         finally:
             self._in_flight.discard(request)

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.knative.apply.cluster import Json, Ref
-from controlplane.knative.knative_controller import SERVICE_API, KnativeController
-from controlplane.knative.policy.knative_service import ClusterSpec, ControlEndpoints, service_name
+from controlplane.knative.knative_controller import KnativeController
+from controlplane.knative.policy.knative_service import SERVICE_API, ClusterSpec, ControlEndpoints, service_name
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements, render_namespace
 from controlplane.knative.policy.object_labels import TENANT as TENANT_LABEL
 from controlplane.knative.policy.pod_placement import PoolingRule, PoolSpec

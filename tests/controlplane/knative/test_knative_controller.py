@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.knative.apply.cluster import Denied, Invalid, Json, Ref, Unreachable, Upsert
-from controlplane.knative.knative_controller import SERVICE_API
-from controlplane.knative.policy.knative_service import ControlEndpoints
+from controlplane.knative.policy.knative_service import SERVICE_API, ControlEndpoints
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements
 from controlplane.knative.policy.object_labels import INSTALLATION, STREAMS, VERSION
 from controlplane.knative.policy.object_status import Service, parse_service

@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 
 from controlplane.knative.apply.cluster import Invalid, Json, Ref, Unreachable
-from controlplane.knative.knative_controller import SERVICE_API
 from controlplane.knative.policy.apply_steps import with_digest
-from controlplane.knative.policy.knative_service import ZERO_INITIAL_SCALE, ClusterSpec, PodVersion, render_service
+from controlplane.knative.policy.knative_service import (
+    SERVICE_API,
+    ZERO_INITIAL_SCALE,
+    ClusterSpec,
+    PodVersion,
+    render_service,
+)
 from controlplane.knative.policy.object_labels import RENDERING
 from controlplane.knative.policy.rollout_waves import FAILURE_PAUSES, WAVE_SIZE, ImageBehind
 from controlplane.knative.services import service_renderer as wanted_services
