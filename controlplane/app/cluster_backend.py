@@ -14,6 +14,7 @@ from controlplane.app.role_label import RoleLabel
 from controlplane.clock import Clock
 from controlplane.knative.apply.cluster import ClusterApi, ClusterError
 from controlplane.knative.cluster_settings import SCALING, ClusterSettings
+from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.custom_resource_controller import CustomResourceController
 from controlplane.knative.custom_resource_stores import ModelResourceStore, TenantResourceStore
 from controlplane.knative.knative_controller import KnativeController
@@ -83,18 +84,11 @@ async def build_cluster_backend(
     pods = PodTable(services.clock, device_class_of(settings.pods), settings.unpooled_devices)
     outcomes = StartOutcomes(services.registry, services.feed, services.tasks)
     renderer = ServiceRenderer(settings.pods, settings.namespace, services.settings.kv_bytes, settings.unpooled_devices)
+    context = ControllerContext(api, services.registry, services.feed, outcomes, pods, services.clock)
     pools = PoolController(
-        api, settings.pools, settings.pods, services.settings.kv_bytes, PodClient(connector_factory),
-        services.registry, services.feed, outcomes, pods, services.clock, services.tasks,
-    )  # fmt: skip
-
-    def has_no_minimum(tenant: str) -> bool:
-        return services.feed.is_suspended(tenant) or services.feed.is_spent(tenant)
-
-    plane = KnativeController(
-        api, services.registry, services.feed, outcomes, pods, renderer, services.clock, has_no_minimum, pools,
-        settings.overlap_s,
-    )  # fmt: skip
+        context, settings.pools, settings.pods, services.settings.kv_bytes, PodClient(connector_factory), services.tasks
+    )
+    plane = KnativeController(context, renderer, pools, settings.overlap_s)
     _register_metrics(services.telemetry.page, pods, pools, plane, outcomes)
     services.registry.on_changed = plane.tick
     services.registry.meanwhile = plane.find_previous_versions

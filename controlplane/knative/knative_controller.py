@@ -6,23 +6,22 @@ activators from the cluster alone (`version_status.py`). So `run` may be cancell
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from math import inf
 from typing import Final
 
-from controlplane.clock import Clock
 from controlplane.knative.apply.applier import Applier
-from controlplane.knative.apply.cluster import Busy, ClusterApi, Json, Ref, Unreachable, WriteConflict
+from controlplane.knative.apply.cluster import Busy, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.apply.object_cache import UidTracker, follow
+from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.apply_steps import is_foreign
 from controlplane.knative.policy.knative_service import SERVICE_API, namespace_of
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements
 from controlplane.knative.policy.object_labels import OURS_SELECTOR, NamespacedName
 from controlplane.knative.policy.object_status import PRIVATE_SLICES, parse_slice_pods
 from controlplane.knative.pools.pool_controller import PoolController
-from controlplane.knative.services.pods import PodTable
 from controlplane.knative.services.rollout import Rollout, unchanged_service
 from controlplane.knative.services.service_renderer import (
     ServiceRenderer,
@@ -31,16 +30,13 @@ from controlplane.knative.services.service_renderer import (
 )
 from controlplane.knative.services.tenant_namespaces import TenantNamespaces
 from controlplane.knative.services.version_status import VersionStatusPublisher
-from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.policy.domain import Model, VersionKey
 from controlplane.registry.policy.domain import Version as ModelVersion
-from controlplane.registry.registry import Registry
 from controlplane.scaling.kpa.minimums import Minimums
 from controlplane.scaling.kpa.report_coverage import ReportCoverage
 from controlplane.scaling.policy.replacement_steps import previous_versions, recently_ready_versions
 from controlplane.scaling.policy.scale_settings import ScaleSettings
 from controlplane.scaling.policy.start_problem import problem_from_failure
-from controlplane.scaling.start_outcomes import StartOutcomes
 from kelvin.contracts.errors import Failure, Refused
 from kelvin.contracts.serving.control_messages import StartProblem, Stats
 from kelvin.contracts.traffic_errors import StartFailed
@@ -59,37 +55,25 @@ class KnativeController:
 
     def __init__(
         self,
-        api: ClusterApi,
-        models: Registry,
-        feed: FeedHub,
-        outcomes: StartOutcomes,
-        pods: PodTable,
+        context: ControllerContext,
         renderer: ServiceRenderer,
-        clock: Clock,
-        has_no_minimum: Callable[[str], bool],
         pools: PoolController,
         overlap_s: float,
     ) -> None:
-        """`has_no_minimum(tenant)`: it is suspended or has spent its budget, so its minimums don't hold.
-
-        A version that fits a pod of `pools` has no Service of its own. For `overlap_s` after a newly named version is
-        ready, the previous version takes the requests that it can't take yet.
+        """A version that fits a pod of `pools` has no Service of its own. For `overlap_s` after a newly named version
+        is ready, the previous version takes the requests that it can't take yet.
         """
-        self._api = api
-        self._models = models
-        self._feed = feed
-        self._outcomes = outcomes
-        self._pods = pods
+        self._api, self._models, self._feed = context.api, context.registry, context.feed
+        self._outcomes, self._pods, self._clock = context.outcomes, context.pods, context.clock
         self._renderer = renderer
-        self._clock = clock
-        self._has_no_minimum = has_no_minimum
-        self._minimums = Minimums(models.all_models, pods, feed)
+        self._minimums = Minimums(self._models.all_models, self._pods, self._feed)
         self._pools = pools
         self._overlap_s = overlap_s
-        self._version_status = VersionStatusPublisher(api, feed, outcomes, pods, renderer.cluster, clock)
+        self._version_status = VersionStatusPublisher(context, renderer.cluster)
         self._changed = asyncio.Event()  # the wanted Services may have changed
         self._rollout_changed = asyncio.Event()  # a roll-out may continue
-        self._namespaces = TenantNamespaces(api, NamespaceRequirements.of(renderer.cluster), clock, self._changed.set)
+        requirements = NamespaceRequirements.of(renderer.cluster)
+        self._namespaces = TenantNamespaces(self._api, requirements, self._clock, self._changed.set)
         self.node_forecasts = self._version_status.node_forecasts
         self.synced = asyncio.Event()  # every object was seen once
         self._published_failures: dict[VersionKey, Failure] = {}  # published reasons of versions that can't be rendered
@@ -369,6 +353,9 @@ class KnativeController:
         """Return the object as it was last seen; None if another installation owns it."""
         obj = self._applier.find_observed(ref)
         return obj if obj is None or not is_foreign(obj, self._renderer.own_namespace) else None
+
+    def _has_no_minimum(self, tenant: str) -> bool:
+        return self._feed.is_suspended(tenant) or self._feed.is_spent(tenant)
 
     def _has_service(self, key: VersionKey) -> bool:
         return self._version_status.find(key) is not None

@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from controlplane.clock import Clock
+from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.knative_service import NODE_S
 from controlplane.knative.policy.pod_placement import choose_pod
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_pods import PodState, PoolPod, PoolPods
-from controlplane.knative.services.pods import PodTable
-from controlplane.registry.feed_hub import DRAIN_DELIVERY_LIMIT_S, FeedHub
+from controlplane.registry.feed_hub import DRAIN_DELIVERY_LIMIT_S
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.scaling.policy.breakeven import Level
 from controlplane.scaling.policy.replica_lifecycle import ReplicaState
@@ -54,18 +53,14 @@ class PoolActuator:
         pods: PoolPods,
         pod_client: PodClient,
         build_bind_request: Callable[[VersionKey], BindPodRequest | None],
-        feed: FeedHub,
-        table: PodTable,
-        clock: Clock,
+        context: ControllerContext,
         tasks: Tasks,
     ) -> None:
         self._slots = slots
         self._pods = pods
         self._pod_client = pod_client
         self._build_bind_request = build_bind_request
-        self._feed = feed
-        self._table = table
-        self._clock = clock
+        self._feed, self._table, self._clock = context.feed, context.pods, context.clock
         self._tasks = tasks
         self._starts: list[_Start] = []
         self._listeners: list[ReplicaListener] = []

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from controlplane.clock import Clock
-from controlplane.knative.apply.cluster import ClusterApi, ClusterError, Json
+from controlplane.knative.apply.cluster import ClusterError, Json
+from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.knative_service import ClusterSpec
 from controlplane.knative.policy.object_labels import NamespacedName
 from controlplane.knative.policy.object_status import SlicePods
@@ -32,13 +32,10 @@ from controlplane.knative.policy.pool_service import (
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_actuator import PoolActuator
 from controlplane.knative.pools.pool_pods import PodState, PoolPod, PoolPods
-from controlplane.knative.services.pods import PodTable
-from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.policy.domain import Model, Version, VersionKey
 from controlplane.scaling.kpa.autoscaler import Autoscaler, VersionLookup
 from controlplane.scaling.policy.scale_settings import ScaleSettings
 from controlplane.scaling.policy.start_problem import problem_from_failure
-from controlplane.scaling.start_outcomes import StartOutcomes
 from controlplane.tasks import Tasks
 from kelvin.contracts.artifacts.runtime_control import BindPodRequest
 from kelvin.contracts.backoff import should_log
@@ -102,26 +99,19 @@ class PoolController:
 
     def __init__(
         self,
-        api: ClusterApi,
+        context: ControllerContext,
         settings: PoolSettings,
         cluster: ClusterSpec,
         kv_bytes: int,
         pod_client: PodClient,
-        models: VersionLookup,
-        feed: FeedHub,
-        outcomes: StartOutcomes,
-        table: PodTable,
-        clock: Clock,
         tasks: Tasks,
     ) -> None:
-        self._api = api
+        self._api, self._clock = context.api, context.clock
         self._settings = settings
         self._cluster = cluster
         self._pod_client = pod_client
-        self._feed = feed
-        self._outcomes = outcomes
+        self._feed, self._outcomes = context.feed, context.outcomes
         self._explained: set[VersionKey] = set()  # versions that are recorded as waiting for a pod
-        self._clock = clock
         self._specs = {pool_service_name(each, cluster): each for each in settings.pools}
         self._services = [render_pool_service(each, cluster, kv_bytes) for each in settings.pools]
         self._revisions: dict[NamespacedName, str] = {}
@@ -129,18 +119,16 @@ class PoolController:
         self._knows_slices = False  # all slices were seen
         self._rows: tuple[PoolRow, ...] = ()
         self._probe_permits = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
-        self.pooled_models = PooledModels(models, settings)
+        self.pooled_models = PooledModels(context.registry, settings)
         self.pods = PoolPods()
         self._tasks = tasks
         maximum = sum(each.maximum for each in settings.pools)
-        self._actuator = PoolActuator(
-            maximum, self.pods, pod_client, self._build_bind_request, feed, table, clock, tasks
-        )
+        self._actuator = PoolActuator(maximum, self.pods, pod_client, self._build_bind_request, context, tasks)
         # No warmth levels: on a cluster the last replica goes to zero, or stays.
-        self._autoscaler = Autoscaler(self.pooled_models, self._actuator, clock, tasks, lambda *_: (), feed)
-        self._autoscaler.on_slot_shortage_changed = partial(outcomes.set_slot_shortage, NO_POD)
+        self._autoscaler = Autoscaler(self.pooled_models, self._actuator, self._clock, tasks, lambda *_: (), self._feed)
+        self._autoscaler.on_slot_shortage_changed = partial(self._outcomes.set_slot_shortage, NO_POD)
         self._actuator.add_listener(self._autoscaler)
-        self._actuator.add_listener(outcomes)
+        self._actuator.add_listener(self._outcomes)
 
     def __repr__(self) -> str:
         return f"<PoolController {len(self._specs)} {self._actuator!r}>"

@@ -7,8 +7,8 @@ import logging
 from contextlib import suppress
 from math import inf
 
-from controlplane.clock import Clock
-from controlplane.knative.apply.cluster import ClusterApi, Json
+from controlplane.knative.apply.cluster import Json
+from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.knative_service import ClusterSpec
 from controlplane.knative.policy.object_labels import NamespacedName
 from controlplane.knative.policy.object_status import (
@@ -23,12 +23,9 @@ from controlplane.knative.policy.object_status import (
 from controlplane.knative.policy.pending_replicas import PodProblem
 from controlplane.knative.policy.watch_cache import FeedChanges, WatchCache
 from controlplane.knative.services.node_forecasts import NodeForecasts
-from controlplane.knative.services.pods import PodTable
 from controlplane.knative.services.service_renderer import namespaced_service_name
-from controlplane.registry.feed_hub import FeedHub
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.scaling.policy.start_problem import problem_from_failure
-from controlplane.scaling.start_outcomes import StartOutcomes
 from kelvin.contracts.errors import Failure, Refused
 from kelvin.contracts.serving.control_messages import Feed, RestoreFailure
 
@@ -38,23 +35,15 @@ log = logging.getLogger(__name__)
 class VersionStatusPublisher:
     """Services, Revisions and pods of versions, and since when each Service is ready. Use it from one event loop."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        feed: FeedHub,
-        outcomes: StartOutcomes,
-        pods: PodTable,
-        cluster: ClusterSpec,
-        clock: Clock,
-    ) -> None:
-        self._feed = feed
-        self._outcomes = outcomes
-        self._pods = pods
+    def __init__(self, context: ControllerContext, cluster: ClusterSpec) -> None:
+        self._feed, self._outcomes = context.feed, context.outcomes
+        self._pods, self._clock = context.pods, context.clock
         self._cluster = cluster
-        self._clock = clock
         self._watch_cache = WatchCache()
         self._ready_since_s: dict[NamespacedName, float] = {}  # ready Services, and since when they were seen ready
-        self.node_forecasts = NodeForecasts(api, self._watch_cache.service_at, self._record_problem, feed, clock)
+        self.node_forecasts = NodeForecasts(
+            context.api, self._watch_cache.service_at, self._record_problem, self._feed, self._clock
+        )
 
     def __repr__(self) -> str:
         return f"<VersionStatusPublisher {self._watch_cache!r}>"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.knative.apply.cluster import Json, Ref
+from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.knative_controller import KnativeController
 from controlplane.knative.policy.knative_service import SERVICE_API, ClusterSpec, ControlEndpoints, service_name
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements, render_namespace
@@ -238,14 +239,9 @@ class ControllerScenario:
         self.table = PodTable(clock, "cpu-1", devices)
         self.outcomes = StartOutcomes(registry, feed, tasks)
         rendering = ServiceRenderer(spec, "kelvin", kv_bytes=512 << 20, devices=devices)
-        self.pools = PoolController(
-            cluster, pools or PoolSettings(), spec, 512 << 20, self.pods,
-            registry, feed, self.outcomes, self.table, clock, tasks,
-        )  # fmt: skip
-        self.controller = KnativeController(
-            cluster, registry, feed, self.outcomes, self.table, rendering, clock,
-            lambda tenant: feed.is_suspended(tenant) or feed.is_spent(tenant), self.pools, OVERLAP_S,
-        )  # fmt: skip
+        context = ControllerContext(cluster, registry, feed, self.outcomes, self.table, clock)
+        self.pools = PoolController(context, pools or PoolSettings(), spec, 512 << 20, self.pods, tasks)
+        self.controller = KnativeController(context, rendering, self.pools, OVERLAP_S)
         registry.on_changed = self.controller.tick
         registry.meanwhile = self.controller.find_previous_versions
         self.subscription = feed.subscribe()
