@@ -87,43 +87,43 @@ class CustomResourceController:
             return
         self._failing, self._lines = {}, 0
         if tenants := tuple(self._caches[policy.TENANT].objects.values()):
-            with self._isolated("tenants"):
-                held = await self._tenants.list_facts()
+            with self._contain_errors("tenants"):
+                facts_by_name = await self._tenants.list_facts()
                 for number, obj in enumerate(tenants, 1):
                     await _yield_every_batch(number)
-                    with self._isolated(Ref.of(obj)):
-                        await self._reconcile_tenant(obj, held.get(obj["metadata"]["name"]))
+                    with self._contain_errors(Ref.of(obj)):
+                        await self._reconcile_tenant(obj, facts_by_name.get(obj["metadata"]["name"]))
         models = self._caches[policy.MODEL]
         for number, obj in enumerate(tuple(models.objects.values()), 1):
             await _yield_every_batch(number)
-            with self._isolated(Ref.of(obj)):
+            with self._contain_errors(Ref.of(obj)):
                 await self._reconcile_model(obj)
         for number, (ref, obj) in enumerate(tuple(models.objects.items()), 1):  # the objects that still exist
             await _yield_every_batch(number)
-            with self._isolated(ref):  # a model that can't be read keeps its mirrors
+            with self._contain_errors(ref):  # a model that can't be read keeps its mirrors
                 self._mirrored[ref] = self._render_versions(obj)
         self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models.objects}
         mirrored = [wanted for each in self._mirrored.values() for wanted in each]
         self._mirror.set_wanted(mirrored)
         for number, wanted in enumerate(mirrored, 1):
             await _yield_every_batch(number)
-            with self._isolated(Ref.of(wanted)):
+            with self._contain_errors(Ref.of(wanted)):
                 await self._reconcile_version(wanted)
         self._failures = self._failing
 
     @contextmanager
-    def _isolated(self, what: object) -> Iterator[None]:
+    def _contain_errors(self, subject: object) -> Iterator[None]:
         """Leave an object that the cluster or the database refuses now to a later pass. Its status stays as it is."""
         try:
             yield
         except (ClusterError, Refused) as error:
-            failures = self._failures.get(what, 0) + 1
-            self._failing[what] = failures
+            failures = self._failures.get(subject, 0) + 1
+            self._failing[subject] = failures
             if should_log(failures) and self._lines < MAX_LOG_LINES:
                 self._lines += 1
-                log.warning("%s was not reconciled: %s", what, error, extra={"failures": failures})
+                log.warning("%s was not reconciled: %s", subject, error, extra={"failures": failures})
         except Exception as error:  # a defect in one object must not stop the others
-            record_error(error, what)
+            record_error(error, subject)
 
     # -- models --
 
@@ -132,9 +132,7 @@ class CustomResourceController:
             spec = policy.model_spec(obj)
             self._check_namespace(obj, spec.tenant)
         except Refused as refused:
-            await self._write_conditions(
-                obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
-            )
+            await self._write_refusal(obj, refused.failure)
             return
         name, actor = obj["metadata"]["name"], _actor(obj, spec.tenant)
         is_owned = spec.deletion_policy == "Delete"
@@ -195,9 +193,7 @@ class CustomResourceController:
         try:
             spec = policy.tenant_spec(obj)
         except Refused as refused:
-            await self._write_conditions(
-                obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
-            )
+            await self._write_refusal(obj, refused.failure)
             return
         name, actor = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
         is_owned = spec.deletion_policy == "Delete"
@@ -248,11 +244,12 @@ class CustomResourceController:
             if refused.failure.retryable:
                 raise
             if not _is_not_found(refused.failure):
-                await self._write_conditions(
-                    obj, policy.applied_generation(obj), (policy.applied_condition(refused.failure),)
-                )
+                await self._write_refusal(obj, refused.failure)
                 return
         await self._write(self._api.apply, policy.finalizer_patch(obj, finalizer=False))
+
+    async def _write_refusal(self, obj: Json, failure: Failure) -> None:
+        await self._write_conditions(obj, policy.applied_generation(obj), (policy.applied_condition(failure),))
 
     async def _write_conditions(
         self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object

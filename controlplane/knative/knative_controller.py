@@ -187,7 +187,7 @@ class KnativeController:
             loops.start("pools", self._pools.run)
             loops.start("wanted objects", self._apply_wanted)
             loops.start("roll-out", self._roll_out)
-            loops.start("refusals", self._publish_refusals)
+            loops.start("refusals", self._check_periodically)
 
     async def _apply_wanted(self) -> None:
         """Render and apply all Services after each change. Needs a full view: it tells which old versions stay."""
@@ -201,13 +201,13 @@ class KnativeController:
                 model.meanwhile or (len(model.versions) > 1 and not self._is_report_window_over(model))
                 for model in models
             )
-            every = versions_with_service(
+            versions = versions_with_service(
                 models, self._has_service, self._is_ready, self._has_ready_pod, self._is_report_window_over
             )
-            own, lacking = self._select_placeable(
-                each for each in every if not self._pools.pooled_models.is_pooled(*each)
+            placeable, lacking = self._select_placeable(
+                each for each in versions if not self._pools.pooled_models.is_pooled(*each)
             )
-            objects, failed = self._renderer.render_all(own, self._has_no_minimum)
+            objects, failed = self._renderer.render_all(placeable, self._has_no_minimum)
             failed |= lacking
             # Set this before anything that may fail: `_roll_out` continues with these renderings, and must know the
             # failed ones.
@@ -243,36 +243,36 @@ class KnativeController:
         for key in self._render_failures:
             if self._has_service(key):
                 ref = Ref(SERVICE_API, "Service", *namespaced_service_name(key, self._renderer.cluster))
-                seen = self._applier.find_observed(ref)
-                if ref not in self._rollout.chosen and seen is not None:
-                    yield unchanged_service(seen)
+                observed = self._applier.find_observed(ref)
+                if ref not in self._rollout.chosen and observed is not None:
+                    yield unchanged_service(observed)
         yield from filter(self._is_placed, self._pools.services())
 
     def _select_placeable(
-        self, every: Iterable[tuple[Model, ModelVersion]]
+        self, versions: Iterable[tuple[Model, ModelVersion]]
     ) -> tuple[list[tuple[Model, ModelVersion]], dict[VersionKey, Failure]]:
         """Return the versions whose Service exists or may be created, and for the others the reason to wait.
 
         An existing Service stays wanted even if its namespace has lost something that new Services need.
         """
-        placed, lacking, namespaces = [], dict[VersionKey, Failure](), set[str]()
-        for model, version in every:
+        placeable, lacking, namespaces = [], dict[VersionKey, Failure](), set[str]()
+        for model, version in versions:
             key = version.key
             try:
                 namespace, name = namespaced_service_name(key, self._renderer.cluster)
             except Refused:
                 namespace = self._renderer.own_namespace
             if namespace == self._renderer.own_namespace:
-                placed.append((model, version))  # rendering refuses it with the reason
+                placeable.append((model, version))  # rendering refuses it with the reason
                 continue
             namespaces.add(namespace)
             is_complete = self._namespaces.is_complete(namespace, key.tenant)
             if is_complete or self._applier.find_observed(Ref(SERVICE_API, "Service", namespace, name)) is not None:
-                placed.append((model, version))
+                placeable.append((model, version))
             elif (failure := self._namespaces.failure(namespace, key.tenant)) is not None:
                 lacking[key] = failure
         self._namespaces.retain(namespaces | {namespace for namespace, _ in self._pools.service_names()})
-        return placed, lacking
+        return placeable, lacking
 
     def _is_placed(self, obj: Json) -> bool:
         """Return whether a pool's Service exists or may be created."""
@@ -286,16 +286,14 @@ class KnativeController:
             with suppress(TimeoutError):
                 async with asyncio.timeout(NAMESPACE_WAIT_S):
                     await self._namespaces.wait_until_known(namespace, tenant)
-            found = self._namespaces.failure(namespace, tenant)
-            return None if found is None else problem_from_failure(found)
+            failure = self._namespaces.failure(namespace, tenant)
+            return None if failure is None else problem_from_failure(failure)
         return None
 
-    async def _publish_refusals(self) -> None:
-        for beat in count():
+    async def _check_periodically(self) -> None:
+        """Check what no watch shows: the end of an overlap, minimums that ended, a stalled roll-out, refusals."""
+        for tick in count():
             await self._clock.sleep(REFUSAL_POLL_S)
-            is_roll_out_due = self._rollout.is_moving or (
-                self._rollout.images_behind and beat % ROLLOUT_STALL_POLLS == 0
-            )
             without_minimum = frozenset(
                 model.tenant
                 for model in self._models.all_models()
@@ -304,31 +302,32 @@ class KnativeController:
             if self._overlap or without_minimum != self._without_minimum:
                 self._without_minimum = without_minimum
                 self._changed.set()
-            if is_roll_out_due:
+            if self._rollout.is_moving or (self._rollout.images_behind and tick % ROLLOUT_STALL_POLLS == 0):
                 self._rollout_changed.set()
-            refused = self._find_refused()
-            for key in sorted(refused - self._published_refusals):
-                self._version_status.fail_version(
-                    key, StartFailed("the cluster does not take its Service", "refused_object")
-                )
-            for key in sorted(self._published_refusals - refused):
-                self._outcomes.clear_problem(key, "refused_object")
-            self._published_refusals = refused
+            self._publish_refusals()
+
+    def _publish_refusals(self) -> None:
+        refused = self._find_refused()
+        for key in sorted(refused - self._published_refusals):
+            failure = StartFailed("the cluster does not take its Service", "refused_object")
+            self._version_status.fail_version(key, failure)
+        for key in sorted(self._published_refusals - refused):
+            self._outcomes.clear_problem(key, "refused_object")
+        self._published_refusals = refused
 
     def _find_refused(self) -> set[VersionKey]:
         """Return the versions that have no Service because the cluster refuses it. A transient refusal counts after
         TRANSIENT_S.
         """
-        now_s, why = self._now_s(), dict[VersionKey, str]()
+        now_s, reasons = self._now_s(), dict[VersionKey, str]()
         for ref, refusal in self._applier.refusals().items():
-            if (key := self._renderer.key_by_service.get(ref.namespaced_name)) is not None and self._find_own(
-                ref
-            ) is None:
-                why[key] = refusal.reason
-        self._refused_since_s = {key: self._refused_since_s.get(key, now_s) for key in why}
+            key = self._renderer.key_by_service.get(ref.namespaced_name)
+            if key is not None and self._find_own(ref) is None:
+                reasons[key] = refusal.reason
+        self._refused_since_s = {key: self._refused_since_s.get(key, now_s) for key in reasons}
         return {
             key
-            for key, reason in why.items()
+            for key, reason in reasons.items()
             if reason not in TRANSIENT or now_s - self._refused_since_s[key] >= TRANSIENT_S
         }
 

@@ -240,44 +240,30 @@ class Autoscaler:
         if is_idle and self._feed.is_spent(key.tenant) and self._actuator.process_count(key):
             self._scale_to_zero(scaler)
             return
+        minimum = self._minimums.effective_minimum(model, version)
         want = scaler.decide(
             model,
             version,
-            minimum=self._minimums.effective_minimum(model, version),
+            minimum=minimum,
             ready=ready,
             live=live,
             level_changes=lambda: self._plan_levels(model, version),
             now=now,
         )
-        if isinstance(want, Level):
-            self._cancel_slot_wait(key)  # no caller waits any more
-            if self._report_coverage.is_known_idle(model, now):
-                if want is Level.ZERO:
-                    self._actuator.apply(key, 0, now_us)
-                else:
-                    self._actuator.sleep(key, want)
-            return
         if want is None:
+            return
+        if isinstance(want, Level):
+            self._apply_level(model, key, want, now_us)
             return
         if want < live and not self._report_coverage.is_window_over(model, now):
             want = max(want, self._actuator.started_count(key))
-        if want > live and not scaler.may_start(now, minimum=self._minimums.effective_minimum(model, version)):
+        if want > live and not scaler.may_start(now, minimum=minimum):
             self._evaluate_later(scaler, now)
             if key in self._missing_replicas and live == 0:
                 return  # there is still no device slot
             want = live
-        is_requested = scaler.requested_us is not None
         if want > live == 0 and not self._actuator.has_room():
-            self._record_slot_shortage(key, want)
-            if self._make_room(key, now, is_requested=is_requested):
-                if key not in self._waiting_for_slot:
-                    self.on_start_waiting(key)
-                self._waiting_for_slot[key] = None
-                return
-            self._waiting_for_slot.pop(key, None)
-            if is_requested:
-                self._actuator.apply(key, want, now_us)  # fails the waiting requests: there is no room
-                scaler.record_slot_refusal(now)
+            self._wait_for_slot(scaler, want, now_us)
             return
         self._cancel_slot_wait(key)
         self._actuator.apply(key, want, now_us if scaler.requested_us is None else scaler.requested_us)
@@ -285,14 +271,33 @@ class Autoscaler:
         if want > live:
             self._missing_replicas[key] = want - live
             # A minimum is a promise, so make room for each missing replica, one at a time.
-            if live < self._minimums.effective_minimum(model, version) and self._make_room(
-                key, now, is_requested=False
-            ):
+            if live < minimum and self._make_room(key, now, is_requested=False):
                 self._waiting_for_slot[key] = None
 
-    def _record_slot_shortage(self, key: VersionKey, want: int) -> None:
+    def _apply_level(self, model: Model, key: VersionKey, level: Level, now_us: int) -> None:
+        """Move the last replica to `level`, unless an activator may still have requests for it."""
+        self._cancel_slot_wait(key)  # no caller waits any more
+        if not self._report_coverage.is_known_idle(model, now_us / _US):
+            return
+        if level is Level.ZERO:
+            self._actuator.apply(key, 0, now_us)
+        else:
+            self._actuator.sleep(key, level)
+
+    def _wait_for_slot(self, scaler: VersionScaler, want: int, now_us: int) -> None:
+        """Wait for a device slot if one will come free. Otherwise fail the requests that wait for the version."""
+        key, is_requested = scaler.key, scaler.requested_us is not None
         self._missing_replicas[key] = want
         self.on_slot_shortage_changed(key, True)
+        if self._make_room(key, now_us / _US, is_requested=is_requested):
+            if key not in self._waiting_for_slot:
+                self.on_start_waiting(key)
+            self._waiting_for_slot[key] = None
+            return
+        self._waiting_for_slot.pop(key, None)
+        if is_requested:
+            self._actuator.apply(key, want, now_us)  # fails the waiting requests: there is no room
+            scaler.record_slot_refusal(now_us / _US)
 
     def _cancel_slot_wait(self, key: VersionKey) -> None:
         """Stop waiting for a device slot."""
