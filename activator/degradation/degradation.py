@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from activator.accounting.request_account import AppliedStep
 from activator.answers.response_cache import CacheableRequest, ResponseStore
 from activator.degradation.degradation_policy import WaitHysteresis, helps_against, is_recoverable, steps_for_wait
-from activator.queue.policy.queued_request import PriorityClass
+from activator.queue.policy.queued_request import PriorityClass, QueuedRequest
 from activator.queue.throttler import Throttler
 from activator.request.client_response import ClientResponse
 from activator.request.inference_request import InferenceRequest
@@ -27,19 +27,49 @@ from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.names import DEFAULT_ALIAS, ModelReference, split_qualified_name
 from kelvin.contracts.serving.control_messages import VersionRow
 from kelvin.contracts.serving.degradation_steps import DEGRADE_HEADER, Cached, CapOutput, DegradationStep, Fallback
+from kelvin.contracts.serving.token_limits import TokenLimits
 
 _HEADER: Final = DEGRADE_HEADER.encode()
 _NEVER: Final = b"never"
 
-VersionServer = Callable[[VersionRow], Awaitable[None]]  # answer the request at that version, with its current fields
+VersionServer = Callable[[VersionRow], Awaitable[None]]  # answers the request at that version, with its current fields
 
 
 class _Job(NamedTuple):
-    inference_request: InferenceRequest
+    request: InferenceRequest
     row: VersionRow  # of the requested model
     client_response: ClientResponse
     serve_version: VersionServer
     old_response: CacheableRequest | None
+
+
+class _RequestState(NamedTuple):
+    """The fields of a request that a step changes."""
+
+    entry: ModelEntry
+    ceiling: TokenLimits
+    key: VersionKey | None
+    queued_request: QueuedRequest | None
+    model: str
+    version: str | None
+
+    @classmethod
+    def of(cls, request: InferenceRequest) -> "_RequestState":
+        return cls(
+            entry=request.entry,
+            ceiling=request.ceiling,
+            key=request.key,
+            queued_request=request.queued_request,
+            model=request.account.model,
+            version=request.account.version,
+        )
+
+    def restore(self, request: InferenceRequest) -> None:
+        """Undo the step."""
+        request.entry, request.ceiling = self.entry, self.ceiling
+        request.key, request.queued_request = self.key, self.queued_request
+        request.account.model, request.account.version = self.model, self.version
+        request.account.applied_step = None
 
 
 class Degradation:
@@ -63,28 +93,28 @@ class Degradation:
     def __repr__(self) -> str:
         return f"<Degradation waits={len(self._waits)}>"
 
-    def may_degrade(self, inference_request: InferenceRequest) -> bool:
+    def may_degrade(self, request: InferenceRequest) -> bool:
         """Return whether the request may get a lower quality. Raises Refused(InvalidRequest) for a bad header."""
-        value = inference_request.exchange.header(_HEADER)
+        value = request.exchange.header(_HEADER)
         if value is not None:
             if value != _NEVER:
                 raise Refused(InvalidRequest(DEGRADE_HEADER, f"({len(value)} bytes)", "must be never"))
             return False
-        return inference_request.reference.alias == DEFAULT_ALIAS and bool(self._steps(inference_request))
+        return request.reference.alias == DEFAULT_ALIAS and bool(self._steps(request))
 
     async def serve(
         self,
-        inference_request: InferenceRequest,
+        request: InferenceRequest,
         row: VersionRow,
         client_response: ClientResponse,
         serve_version: VersionServer,
     ) -> None:
         """Answer the request, as it is or by a step. Raises Refused with the failure of the undegraded request."""
-        steps, key = self._steps(inference_request), key_of(row)
-        old_response = self._open_old_response(inference_request, row, steps)
-        job = _Job(inference_request, row, client_response, serve_version, old_response)
-        wait_s, is_start = self._expected_wait(inference_request, key)
-        tried = steps_for_wait(steps, wait_s, inference_request.priority_class, is_start=is_start)
+        steps, key = self._steps(request), key_of(row)
+        old_response = self._open_old_response(request, row, steps)
+        job = _Job(request, row, client_response, serve_version, old_response)
+        wait_s, is_start = self._expected_wait(request, key)
+        tried = steps_for_wait(steps, wait_s, request.priority_class, is_start=is_start)
         for step in tried:
             if await self._try(step, job, wait_s):
                 return
@@ -96,7 +126,7 @@ class Degradation:
                 raise
             for step in steps:
                 if (
-                    _is_untouched(inference_request)
+                    _is_untouched(request)
                     and step not in tried
                     and helps_against(step, code)
                     and await self._try(step, job)
@@ -104,80 +134,73 @@ class Degradation:
                     return
             raise
         if old_response is not None:
-            old_response.keep(inference_request)
+            old_response.keep(request)
 
-    def _steps(self, inference_request: InferenceRequest) -> tuple[DegradationStep, ...]:
+    def _steps(self, request: InferenceRequest) -> tuple[DegradationStep, ...]:
         """Return the model's steps for the plan of the calling tenant."""
-        entry = inference_request.entry
+        entry = request.entry
         if not entry.plan_ladders:
             return entry.ladder
-        return entry.steps_for_plan(self._table.limits(inference_request.account.principal.tenant).plan)
+        return entry.steps_for_plan(self._table.limits(request.account.principal.tenant).plan)
 
     def _open_old_response(
-        self, inference_request: InferenceRequest, row: VersionRow, steps: tuple[DegradationStep, ...]
+        self, request: InferenceRequest, row: VersionRow, steps: tuple[DegradationStep, ...]
     ) -> CacheableRequest | None:
         """Return the cache entry for a `cached` step, which also records this response. None without such a step."""
         if not any(isinstance(step, Cached) for step in steps):
             return None
-        answer_key = self._old_responses.derive_cache_key(inference_request, row.version)
+        answer_key = self._old_responses.derive_cache_key(request, row.version)
         if answer_key is None:
             return None
         caching = CacheableRequest(self._old_responses, answer_key)
-        caching.record_response(inference_request.exchange, [])
+        caching.record_response(request.exchange, [])
         return caching
 
     async def _try(self, step: DegradationStep, job: _Job, wait_s: float | None = None) -> bool:
         """Try to answer by this step, to avoid a wait or a refusal. If it returns False, the request's model, version
         and token limits are as before. Budget, tokens per minute and timeline stages may be those of the attempt.
         """
-        inference_request, row, account = job.inference_request, job.row, job.inference_request.account
-        before = (
-            inference_request.entry,
-            inference_request.ceiling,
-            inference_request.key,
-            inference_request.queued_request,
-            account.model,
-            account.version,
-        )
-        match step:
-            case CapOutput(tokens=tokens):
-                if estimate(inference_request.parsed_body, 0, row, inference_request.ceiling).output <= tokens:
-                    return False
-                inference_request.ceiling = replace(inference_request.ceiling, cap_tokens=tokens)
-                header_value = f"cap-output={tokens}"
-                account.applied_step = AppliedStep("cap-output", header_value, header_value, account.model)
-            case Fallback(model=model):
-                found = self._find_fallback(inference_request, model, wait_s)
-                if found is None:
-                    return False
-                inference_request.entry, row = found
-                requested = account.model
-                account.model, account.version = inference_request.entry.name_for(account.principal.tenant), row.version
-                account.applied_step = AppliedStep(
-                    "fallback", f"fallback={account.model}", f"fallback-of={requested}", requested
+        if isinstance(step, Cached):
+            with self._count_skipped_request(job, wait_s):
+                return job.old_response is not None and await job.old_response.try_old_answer(
+                    job.request, job.client_response, step.age_s
                 )
-            case Cached(age_s=age_s):
-                with self._count_skipped_request(job, wait_s):
-                    return job.old_response is not None and await job.old_response.try_old_answer(
-                        inference_request, job.client_response, age_s
-                    )
+        before = _RequestState.of(job.request)
+        row = self._apply(step, job, wait_s)
+        if row is None:
+            return False
         try:
             with self._count_skipped_request(job, None if row is job.row else wait_s):
                 await job.serve_version(row)
         except Refused:
-            if not _is_untouched(inference_request):
+            if not _is_untouched(job.request):
                 raise
-            (
-                inference_request.entry,
-                inference_request.ceiling,
-                inference_request.key,
-                inference_request.queued_request,
-                account.model,
-                account.version,
-            ) = before
-            account.applied_step = None
+            before.restore(job.request)
             return False
         return True
+
+    def _apply(self, step: CapOutput | Fallback, job: _Job, wait_s: float | None) -> VersionRow | None:
+        """Change the request as the step says. Return the version to ask, or None if the step does not help."""
+        request, account = job.request, job.request.account
+        match step:
+            case CapOutput(tokens=tokens):
+                if estimate(request.parsed_body, 0, job.row, request.ceiling).output <= tokens:
+                    return None
+                request.ceiling = replace(request.ceiling, cap_tokens=tokens)
+                value = f"cap-output={tokens}"
+                account.applied_step = AppliedStep("cap-output", value, value, account.model)
+                return job.row
+            case Fallback(model=model):
+                found = self._find_fallback(request, model, wait_s)
+                if found is None:
+                    return None
+                request.entry, row = found
+                requested = account.model
+                account.model, account.version = request.entry.name_for(account.principal.tenant), row.version
+                account.applied_step = AppliedStep(
+                    "fallback", f"fallback={account.model}", f"fallback-of={requested}", requested
+                )
+                return row
 
     @contextmanager
     def _count_skipped_request(self, job: _Job, wait_s: float | None) -> Iterator[None]:
@@ -194,48 +217,39 @@ class Degradation:
             self._reporter.end_request(key)
 
     def _find_fallback(
-        self, inference_request: InferenceRequest, named: str, wait_s: float | None
+        self, request: InferenceRequest, fallback: str, wait_s: float | None
     ) -> tuple[ModelEntry, VersionRow] | None:
         """Return the fallback model and version. None if they may not serve it, or may not be faster than `wait_s`."""
-        who = inference_request.account.principal
-        owner, model = split_qualified_name(inference_request.entry.tenant, named)
-        entry = self._table.find_callable_model(who.tenant, owner, model)
-        if entry is None or not who.may_call(entry.name_for(who.tenant)):
+        caller = request.account.principal
+        owner, model = split_qualified_name(request.entry.tenant, fallback)
+        entry = self._table.find_callable_model(caller.tenant, owner, model)
+        if entry is None or not caller.may_call(entry.name_for(caller.tenant)):
             return None
         try:
-            row = resolve(ModelReference(model, DEFAULT_ALIAS, None), entry, inference_request.split_key(entry))
+            row = resolve(ModelReference(model, DEFAULT_ALIAS, None), entry, request.split_key(entry))
         except Refused:
             return None
-        wanted, limits = inference_request.parsed_body.output_tokens, row.limits
-        if (
-            inference_request.path not in ROUTES_BY_KIND[row.kind]
-            or len(inference_request.body) > limits.max_body_bytes
-        ):
+        output_tokens, limits = request.parsed_body.output_tokens, row.limits
+        if request.path not in ROUTES_BY_KIND[row.kind] or len(request.body) > limits.max_body_bytes:
             return None
-        if wanted is not None and wanted > limits.max_output_tokens:
+        if output_tokens is not None and output_tokens > limits.max_output_tokens:
             return None
         if wait_s is not None:
             key = key_of(row)
-            other_s, is_start = self._throttler.estimate_wait(key, who.tenant, inference_request.priority_class)
-            if (is_start and other_s is None) or (other_s or 0.0) >= wait_s:
+            fallback_wait_s, is_start = self._throttler.estimate_wait(key, caller.tenant, request.priority_class)
+            if (is_start and fallback_wait_s is None) or (fallback_wait_s or 0.0) >= wait_s:
                 return None
         return entry, row
 
-    def _expected_wait(self, inference_request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
+    def _expected_wait(self, request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
         """Return the expected wait, and whether it is for a start, which only shrinks and needs no hysteresis."""
-        tenant = inference_request.account.principal.tenant
-        wait_s, is_start = self._throttler.estimate_wait(key, tenant, inference_request.priority_class)
+        tenant = request.account.principal.tenant
+        wait_s, is_start = self._throttler.estimate_wait(key, tenant, request.priority_class)
         if is_start:
             return wait_s or 0.0, True
-        return self._waits.record_wait(
-            (key, tenant, inference_request.priority_class), wait_s or 0.0, self._clock()
-        ), False
+        return self._waits.record_wait((key, tenant, request.priority_class), wait_s or 0.0, self._clock()), False
 
 
-def _is_untouched(inference_request: InferenceRequest) -> bool:
+def _is_untouched(request: InferenceRequest) -> bool:
     """Return whether no replica has begun, the client has received nothing, and there is time left."""
-    return (
-        inference_request.account.runtime_id is None
-        and not inference_request.exchange.has_started
-        and inference_request.remaining_s() > 0
-    )
+    return request.account.runtime_id is None and not request.exchange.has_started and request.remaining_s() > 0
