@@ -82,7 +82,7 @@ class InFlightRequests:
         return f"<InFlightRequests requests={len(self._by_id)} named={len(self._by_client_id)}>"
 
     def add(self, account: Account, client_request_id: bytes | None) -> InFlightRequest:
-        """Register a request until `leave`."""
+        """Register a request until `remove`."""
         entry = InFlightRequest(account, None if client_request_id is None else client_request_id.decode("latin-1"))
         self._by_id[account.request_id] = entry
         if entry.client_request_id is not None:
@@ -93,10 +93,10 @@ class InFlightRequests:
         """Remove a request that has ended."""
         del self._by_id[entry.account.request_id]
         if entry.client_request_id is not None:
-            named = self._by_client_id[own := (entry.account.principal.tenant, entry.client_request_id)]
-            named.remove(entry)
-            if not named:
-                del self._by_client_id[own]
+            entries = self._by_client_id[client_id := (entry.account.principal.tenant, entry.client_request_id)]
+            entries.remove(entry)
+            if not entries:
+                del self._by_client_id[client_id]
         entry.record_end()
 
     def cancel(self, caller: Principal, name: str) -> list[InFlightRequest] | None:
@@ -116,10 +116,10 @@ class InFlightRequests:
 
     def check_integrity(self) -> None:
         """Assert that both maps contain the same requests."""
-        own = [entry for entries in self._by_client_id.values() for entry in entries]
+        named = [entry for entries in self._by_client_id.values() for entry in entries]
         assert all(self._by_client_id.values())
-        assert all(self._by_id[entry.account.request_id] is entry for entry in own)
-        assert sum(entry.client_request_id is not None for entry in self._by_id.values()) == len(own)
+        assert all(self._by_id[entry.account.request_id] is entry for entry in named)
+        assert sum(entry.client_request_id is not None for entry in self._by_id.values()) == len(named)
 
 
 def _is_of(account: Account, caller: Principal) -> bool:

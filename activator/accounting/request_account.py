@@ -17,9 +17,9 @@ class AppliedStep(NamedTuple):
     """The degradation step that was applied to a request."""
 
     step: str  # name of the step
-    header_value: str  # value of the response header
+    header_value: str
     record_value: str
-    requested_model: str  # the requested model, by its caller's name
+    requested_model: str  # by its caller's name
 
 
 class Account(msgspec.Struct):

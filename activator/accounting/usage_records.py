@@ -161,12 +161,12 @@ def _request_facts(account: Account, outcome: str, status: int) -> RequestFacts:
 
 def _log_completion(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
     """Log cold requests and failures that are our fault. All others, which may be many, are logged at DEBUG level."""
-    ours = failure is not None and failure.status >= 500 and failure.code not in _SHED
-    level = logging.WARNING if ours else logging.INFO if account.cold else logging.DEBUG
+    is_our_fault = failure is not None and failure.status >= 500 and failure.code not in _SHED
+    level = logging.WARNING if is_our_fault else logging.INFO if account.cold else logging.DEBUG
     if not log.isEnabledFor(level):
         return
     stamps = account.timeline.stamps()
-    seen = {
+    fields = {
         "request_id": account.request_id,
         "tenant": account.principal.tenant,
         "model": account.model,
@@ -179,4 +179,4 @@ def _log_completion(account: Account, failure: Failure | None, outcome: str, sta
         "completion_tokens": account.delivered_tokens,
         "took_ms": stamps[-1].at_us / 1000 if stamps else 0.0,
     }
-    log.log(level, "a request ended", extra=seen)
+    log.log(level, "a request ended", extra=fields)

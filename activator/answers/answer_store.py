@@ -110,8 +110,8 @@ class LocalAnswerStore:
             with suppress(TimeoutError):
                 async with asyncio.timeout(HANDOVER_WAIT_S):
                     await self.has_authority.wait()
-        if (kept := await self.find(answer_key)) is not None:
-            return kept
+        if (answer := await self.find(answer_key)) is not None:
+            return answer
         if (fingerprint := self._old_runs.get(answer_key.name)) is not None:
             return ClaimedElsewhere(fingerprint, RETRY_S)
         if self.on_claim_ended is not None or not self.has_authority.is_set():
@@ -120,10 +120,10 @@ class LocalAnswerStore:
 
     async def publish(self, answer_key: AnswerKey, claim: Claimed | None, sealed: bytes) -> None:
         """Keep the answer and end the claim. Does not wait."""
-        kept = KeptAnswer(answer_key.fingerprint, sealed)
-        self.cache.put(answer_key.tenant, answer_key.name, kept, self._clock())
+        answer = KeptAnswer(answer_key.fingerprint, sealed)
+        self.cache.put(answer_key.tenant, answer_key.name, answer, self._clock())
         if self.on_claim_ended is not None:
-            self.on_claim_ended(answer_key, kept)
+            self.on_claim_ended(answer_key, answer)
 
     async def release(self, answer_key: AnswerKey, claim: Claimed) -> None:
         """End the claim, and tell the next activator if one is connected."""
@@ -138,10 +138,10 @@ class LocalAnswerStore:
         """Return all kept answers with their tenants and names, the oldest first."""
         return self.cache.list_answers(self._clock())
 
-    def inherit(self, tenant: str, name: bytes, kept: KeptAnswer) -> None:
+    def inherit(self, tenant: str, name: bytes, answer: KeptAnswer) -> None:
         """Keep an answer of the old activator for the rest of its lifetime."""
         self._old_runs.pop(name, None)
-        self.cache.put(tenant, name, kept, self._clock())
+        self.cache.put(tenant, name, answer, self._clock())
 
     def add_old_run(self, name: bytes, fingerprint: bytes) -> None:
         """Record that a key's request runs at the old activator."""

@@ -99,18 +99,18 @@ class HandoverSender:
             self._hand_over_to(queue)
 
     def _hand_over_to(self, queue: _Queue) -> None:
-        for tenant, name, kept in self._answers.list_answers():
-            queue.put_nowait(Answer(tenant, name, kept.fingerprint, kept.sealed, kept.age_s))
+        for tenant, name, answer in self._answers.list_answers():
+            queue.put_nowait(Answer(tenant, name, answer.fingerprint, answer.sealed, answer.age_s))
         for running in self._list_running_keys():
             queue.put_nowait(running)
         queue.put_nowait(Complete())
         self._answers.on_claim_ended = self._report_end
 
-    def _report_end(self, answer_key: AnswerKey, kept: KeptAnswer | None) -> None:
-        if kept is None:
+    def _report_end(self, answer_key: AnswerKey, answer: KeptAnswer | None) -> None:
+        if answer is None:
             self._send(Freed(answer_key.name))
         else:
-            self._send(Answer(answer_key.tenant, answer_key.name, kept.fingerprint, kept.sealed, kept.age_s))
+            self._send(Answer(answer_key.tenant, answer_key.name, answer.fingerprint, answer.sealed, answer.age_s))
 
     async def close(self) -> None:
         """Send what is queued, for at most FLUSH_S."""

@@ -109,48 +109,40 @@ class Idempotency:
     def __repr__(self) -> str:
         return f"<Idempotency runs={len(self._runs)} tasks={len(self._tasks)}>"
 
-    async def serve(self, inference_request: InferenceRequest, run_request: RequestRunner, follow: RunFollower) -> None:
+    async def serve(self, request: InferenceRequest, run_request: RequestRunner, follow: RunFollower) -> None:
         """Run the request by `run_request`, or answer it by `follow` from the run of an equal request.
 
         `follow` gives the request an account of its own. Raises Refused for a malformed key, or if the deadline passes
         before the key is claimed; ClientGone.
         """
-        header_values = [value for name, value in inference_request.exchange.headers if name == IDEMPOTENCY_HEADER]
+        header_values = [value for name, value in request.exchange.headers if name == IDEMPOTENCY_HEADER]
         answer_key = derive_answer_key(
-            self._secret,
-            inference_request.account.principal.tenant,
-            read_key(header_values),
-            _fingerprint_parts(inference_request),
+            self._secret, request.account.principal.tenant, read_key(header_values), _fingerprint_parts(request)
         )
         run = self._runs.get(answer_key.name)
         if run is not None and run.answer_key.fingerprint != answer_key.fingerprint:
-            await follow(inference_request, self._refusal(KeyReused()))
+            await follow(request, self._refusal(KeyReused()))
         elif run is not None and not run.broadcast.can_be_joined:  # its beginning was dropped, or it has MAX_LISTENERS
-            await follow(inference_request, self._refusal(KeyInUse(RETRY_S)))
+            await follow(request, self._refusal(KeyInUse(RETRY_S)))
         else:
             is_first = run is None
             await self._serve_from_run(
-                run or self._start_run(answer_key, inference_request, run_request),
-                inference_request,
-                follow,
-                is_first=is_first,
+                run or self._start_run(answer_key, request, run_request), request, follow, is_first=is_first
             )
 
     async def _serve_from_run(
-        self, run: SharedRun, inference_request: InferenceRequest, follow: RunFollower, *, is_first: bool
+        self, run: SharedRun, request: InferenceRequest, follow: RunFollower, *, is_first: bool
     ) -> None:
-        how = REPLAYED if run.broadcast.has_ended else JOINED
+        outcome = REPLAYED if run.broadcast.has_ended else JOINED
         with run.broadcast.listening() as listener:
-            claim = await _claim_of(run, inference_request)
+            claim = await _claim_of(run, request)
             if isinstance(claim, Claimed):
                 if is_first:
-                    await _stream_to_owner(
-                        run, inference_request.exchange, listener, LOCAL_ONLY_HEADER if claim.is_alone else []
-                    )
+                    await _stream_to_owner(run, request.exchange, listener, LOCAL_ONLY_HEADER if claim.is_alone else [])
                 else:
-                    await follow(inference_request, self._stream_to_follower(listener, how, run.account.request_id))
+                    await follow(request, self._stream_to_follower(listener, outcome, run.account.request_id))
                 return
-        await follow(inference_request, self._answer_without_run(run.answer_key, claim))
+        await follow(request, self._answer_without_run(run.answer_key, claim))
 
     def list_running_keys(self) -> list[Running]:
         """Return the keys whose requests run here, for the handover."""
@@ -168,10 +160,8 @@ class Idempotency:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start_run(
-        self, answer_key: AnswerKey, inference_request: InferenceRequest, run_request: RequestRunner
-    ) -> SharedRun:
-        account = inference_request.account
+    def _start_run(self, answer_key: AnswerKey, request: InferenceRequest, run_request: RequestRunner) -> SharedRun:
+        account = request.account
         account.charge_id = (
             "" if self._run_counts.exceeds_free_runs(answer_key.charge_id, time.monotonic()) else answer_key.charge_id
         )
@@ -188,9 +178,7 @@ class Idempotency:
             on_complete=publish_or_remove,
             on_abandoned=lambda: self._remove_run(run),
         )
-        inner = msgspec.structs.replace(
-            inference_request, exchange=inference_request.exchange.with_destination(broadcast.send, broadcast)
-        )
+        inner = msgspec.structs.replace(request, exchange=request.exchange.with_destination(broadcast.send, broadcast))
         run = SharedRun(answer_key, account, broadcast, inner.exchange, asyncio.get_running_loop().create_future())
         self._runs[answer_key.name] = run
         task = asyncio.create_task(self._run(run, inner, run_request), name=f"once-{account.request_id}")
@@ -198,22 +186,22 @@ class Idempotency:
         task.add_done_callback(self._tasks.discard)
         return run
 
-    async def _run(self, run: SharedRun, inference_request: InferenceRequest, run_request: RequestRunner) -> None:
+    async def _run(self, run: SharedRun, request: InferenceRequest, run_request: RequestRunner) -> None:
         try:
             claim = await self._answers.claim(run.answer_key)
             run.claim_result.set_result(claim)
             if isinstance(claim, Claimed):
-                await self._run_claimed(run, claim, inference_request, run_request)
+                await self._run_claimed(run, claim, request, run_request)
         finally:
             self._remove_run(run)
             run.claim_result.cancel()  # no effect if the claim is known
             run.broadcast.close()
 
     async def _run_claimed(
-        self, run: SharedRun, claim: Claimed, inference_request: InferenceRequest, run_request: RequestRunner
+        self, run: SharedRun, claim: Claimed, request: InferenceRequest, run_request: RequestRunner
     ) -> None:
         try:
-            await run_request(inference_request)
+            await run_request(request)
         finally:
             # Count successful runs, too. A caller could push the answer out of the store with others, and run the key
             # again without a charge.
@@ -248,18 +236,18 @@ class Idempotency:
         return self._replay(content)
 
     def _refusal(self, failure: KeyReused | KeyInUse) -> ResponseWriter:
-        async def refuse(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
+        async def refuse(request: InferenceRequest, client_response: ClientResponse) -> None:
             self._repeats.add((failure.code,))
             raise Refused(failure)
 
         return refuse
 
     def _replay(self, content: StoredResponse) -> ResponseWriter:
-        async def send(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
-            with self._replay_capacity.hold(inference_request.account.principal.tenant, len(content.body)):
+        async def send(request: InferenceRequest, client_response: ClientResponse) -> None:
+            with self._replay_capacity.hold(request.account.principal.tenant, len(content.body)):
                 self._repeats.add((REPLAYED,))
                 await replay(
-                    inference_request.exchange,
+                    request.exchange,
                     content,
                     [REPLAYED_HEADER],
                     lambda status: client_response.settle_replay(REPLAYED, status),
@@ -267,59 +255,59 @@ class Idempotency:
 
         return send
 
-    def _stream_to_follower(self, listener: Listener, how: str, of: str) -> ResponseWriter:
-        async def repeat(inference_request: InferenceRequest, client_response: ClientResponse) -> None:
-            marks: Headers = [(b"x-kelvin-repeat-of", of.encode())]
-            if how == REPLAYED:
-                marks.append(REPLAYED_HEADER)
-            self._repeats.add((how,))
+    def _stream_to_follower(self, listener: Listener, outcome: str, repeat_of: str) -> ResponseWriter:
+        async def repeat(request: InferenceRequest, client_response: ClientResponse) -> None:
+            extra_headers: Headers = [(b"x-kelvin-repeat-of", repeat_of.encode())]
+            if outcome == REPLAYED:
+                extra_headers.append(REPLAYED_HEADER)
+            self._repeats.add((outcome,))
             try:
                 await play(
-                    inference_request.exchange,
+                    request.exchange,
                     listener,
-                    marks,
-                    lambda status: client_response.settle_replay(how, status),
+                    extra_headers,
+                    lambda status: client_response.settle_replay(outcome, status),
                 )
             except ClientGone:  # the client left or the run broke off: no more data
-                inference_request.exchange.connection.abort()
+                request.exchange.connection.abort()
                 raise
 
         return repeat
 
 
-async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listener, marks: Headers) -> None:
+async def _stream_to_owner(run: SharedRun, exchange: Exchange, listener: Listener, extra_headers: Headers) -> None:
     """Stream the run's response to its first caller, whose account is the run's."""
     with exchange.cancel_on_disconnect():
         await listener.wait_head()
-        known = [line for line in run.exchange.rate_headers if line[0].startswith(RATE_LIMIT_PREFIX)]
-        exchange.rate_headers = list((dict(exchange.rate_headers) | dict(known)).items())
-        await play(exchange, listener, marks)
+        run_rates = [line for line in run.exchange.rate_headers if line[0].startswith(RATE_LIMIT_PREFIX)]
+        exchange.rate_headers = list((dict(exchange.rate_headers) | dict(run_rates)).items())
+        await play(exchange, listener, extra_headers)
 
 
-async def _claim_of(run: SharedRun, inference_request: InferenceRequest) -> ClaimResult:
+async def _claim_of(run: SharedRun, request: InferenceRequest) -> ClaimResult:
     """Wait for the run's claim. Raises Refused(DeadlineExceeded), ClientGone."""
     if run.claim_result.done() and not run.claim_result.cancelled():
         return run.claim_result.result()
     try:
-        with inference_request.exchange.cancel_on_disconnect(inference_request.remaining_s()):
+        with request.exchange.cancel_on_disconnect(request.remaining_s()):
             await asyncio.wait((run.claim_result,))
     except TimeoutError:
-        waited_s = (now_us() - inference_request.exchange.arrived_us) / 1e6
+        waited_s = (now_us() - request.exchange.arrived_us) / 1e6
         raise Refused(DeadlineExceeded(waited_s, "claiming its key")) from None
     if run.claim_result.cancelled():
         raise ClientGone
     return run.claim_result.result()
 
 
-def _fingerprint_parts(inference_request: InferenceRequest) -> list[bytes]:
+def _fingerprint_parts(request: InferenceRequest) -> list[bytes]:
     """Return everything that the answer depends on. Deadline and priority are not part of it."""
-    entry, reference = inference_request.entry, inference_request.reference
-    named = (
-        inference_request.path,
+    entry, reference = request.entry, request.reference
+    names = (
+        request.path,
         entry.tenant,
         entry.model,
         reference.alias or "",
         reference.version_prefix or "",
-        *inference_request.schemas,
+        *request.schemas,
     )
-    return [*(each.encode() for each in named), inference_request.body]
+    return [*(each.encode() for each in names), request.body]

@@ -42,22 +42,23 @@ def read_key(header_values: Sequence[bytes]) -> bytes:
 
 
 def derive_answer_key(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> AnswerKey:
-    """Return the digests of a request. Requests with equal `parts` are the same request. `parts` is everything that the
-    answer depends on. Without a key, the fingerprint is also the name.
+    """Return the digests of a request. `parts` is everything that the answer depends on, so requests with equal `parts`
+    are the same request. Without a key, the fingerprint is also the name.
     """
     fingerprint = _digest(secret, b"asked", parts)
-    whose = tenant.encode(), key or b""
-    charge_id = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
-    return AnswerKey(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, charge_id)
+    key_parts = tenant.encode(), key or b""
+    charge_id = _digest(secret, b"once", (*key_parts, fingerprint)).hex()[:_DIGITS]
+    name = fingerprint if key is None else _digest(secret, b"name", key_parts)
+    return AnswerKey(tenant, name, fingerprint, charge_id)
 
 
 def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
     """Return HMAC-SHA256 (RFC 2104). Each part follows its length, so no two lists of parts give the same bytes."""
-    made = hmac.new(secret, digestmod=hashlib.sha256)
+    mac = hmac.new(secret, digestmod=hashlib.sha256)
     for part in (b"kelvin once 1", purpose, *parts):
-        made.update(len(part).to_bytes(8, "big"))
-        made.update(part)
-    return made.digest()
+        mac.update(len(part).to_bytes(8, "big"))
+        mac.update(part)
+    return mac.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +119,20 @@ class AnswerCache:
         """Return all answers with their tenants and names, the oldest first."""
         return [(tenant, name, self._aged(tenant, name, now_s)) for tenant, name in self._ends]
 
-    def put(self, tenant: str, name: bytes, kept: KeptAnswer, now_s: float) -> bool:
+    def put(self, tenant: str, name: bytes, answer: KeptAnswer, now_s: float) -> bool:
         """Keep the answer in place of an earlier one of that name, for the rest of its lifetime. Return False if it
         does not fit the tenant's limit or the total limit.
         """
         self.drop_expired(now_s)
-        size = _size(kept)
+        size = _size(answer)
         if size > min(self._limits.tenant_bytes, self._limits.nbytes):
             return False
         self._drop(tenant, name)
         row = self._rows.setdefault(tenant, _TenantAnswers())
-        row.answers[name] = kept
+        row.answers[name] = answer
         row.nbytes += size
         self.nbytes += size
-        self._ends[tenant, name] = now_s - kept.age_s + self._limits.ttl_s
+        self._ends[tenant, name] = now_s - answer.age_s + self._limits.ttl_s
         while len(row.answers) > self._limits.tenant_answers or row.nbytes > self._limits.tenant_bytes:
             self._drop_oldest(tenant)
         while len(self) > self._limits.answers or self.nbytes > self._limits.nbytes:
@@ -165,18 +166,18 @@ class AnswerCache:
 
     def _drop(self, tenant: str, name: bytes) -> None:
         row = self._rows.get(tenant)
-        kept = None if row is None else row.answers.pop(name, None)
-        if row is None or kept is None:
+        answer = None if row is None else row.answers.pop(name, None)
+        if row is None or answer is None:
             return
-        row.nbytes -= _size(kept)
-        self.nbytes -= _size(kept)
+        row.nbytes -= _size(answer)
+        self.nbytes -= _size(answer)
         del self._ends[tenant, name]
         if not row.answers:
             del self._rows[tenant]
 
 
-def _size(kept: KeptAnswer) -> int:
-    return len(kept.sealed) + ENTRY_BYTES
+def _size(answer: KeptAnswer) -> int:
+    return len(answer.sealed) + ENTRY_BYTES
 
 
 class RunCounts:

@@ -122,21 +122,21 @@ class RedisAnswerStore:
 
     async def find(self, answer_key: AnswerKey) -> KeptAnswer | None:
         """Return the answer in `fallback` or in Redis, or None. Also None if Redis is away."""
-        found = await self._find_or_claim(answer_key, b"")
-        return found if isinstance(found, KeptAnswer) else None
+        result = await self._find_or_claim(answer_key, b"")
+        return result if isinstance(result, KeptAnswer) else None
 
     async def claim(self, answer_key: AnswerKey) -> ClaimResult:
         """Claim the name in Redis. If Redis is away, return a claim that `is_alone`."""
         token = secrets.token_bytes(16)
-        found = await self._find_or_claim(answer_key, token)
-        if isinstance(found, Claimed) and not found.is_alone:
+        result = await self._find_or_claim(answer_key, token)
+        if isinstance(result, Claimed) and not result.is_alone:
             self._claims[token] = answer_key
-        return found
+        return result
 
     async def _find_or_claim(self, answer_key: AnswerKey, token: bytes) -> ClaimResult:
         """Return the entry of a name. If there is none, claim the name with `token`, unless that is empty."""
-        if self._fallback is not None and (kept := await self._fallback.find(answer_key)) is not None:
-            return kept
+        if self._fallback is not None and (answer := await self._fallback.find(answer_key)) is not None:
+            return answer
         if not self._store.is_up:  # do not wait for a Redis that is known to be away
             return Claimed(is_alone=True)
         try:

@@ -111,8 +111,8 @@ class ResponseBroadcast:
     async def send(self, message: Message) -> None:
         """Add a part of the response: ASGI's `send`."""
         if message["type"] == "http.response.start":
-            kept = [line for line in message["headers"] if not line[0].startswith(RATE_LIMIT_PREFIX)]
-            self.head = ResponseHead(message["status"], kept)
+            shared_headers = [line for line in message["headers"] if not line[0].startswith(RATE_LIMIT_PREFIX)]
+            self.head = ResponseHead(message["status"], shared_headers)
         elif not self.is_complete:
             data = message.get("body", b"")
             is_last = not message.get("more_body", False)
@@ -148,12 +148,12 @@ class ResponseBroadcast:
         """Drop bytes that all listeners have taken, if memory is short. Call it when a listener took bytes or left."""
         is_full = self._is_counted and self._byte_budget.used_bytes > self._byte_budget.limit_bytes
         if (is_full or not self.is_whole or len(self._bytes) > self._keep_bytes) and not self.has_ended:
-            before = len(self._bytes)
-            least = min((listener.taken_bytes for listener in self._listeners), default=self.size)
-            del self._bytes[: least - self._trimmed_bytes]
-            self._trimmed_bytes = max(self._trimmed_bytes, least)
+            size_before = len(self._bytes)
+            first_needed = min((listener.taken_bytes for listener in self._listeners), default=self.size)
+            del self._bytes[: first_needed - self._trimmed_bytes]
+            self._trimmed_bytes = max(self._trimmed_bytes, first_needed)
             if self._is_counted:
-                self._byte_budget.used_bytes -= before - len(self._bytes)
+                self._byte_budget.used_bytes -= size_before - len(self._bytes)
         self._wake()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ that a model's degradation policy may repeat are kept separately, for longer.
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.types import Message
 
@@ -37,6 +37,13 @@ PUBLISH_S: Final = 2.0  # far above the store's own deadline
 _REQUEST_HEADERS: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", CACHE_HEADER))
 
 
+class CachedResponse(NamedTuple):
+    """A response from the cache, and its age."""
+
+    content: StoredResponse
+    age_s: float
+
+
 class ResponseStore:
     """Keeps responses in an `AnswerStore`: seals each before storing it, and opens it after reading."""
 
@@ -53,22 +60,22 @@ class ResponseStore:
     def __repr__(self) -> str:
         return f"<ResponseStore {self.store!r}>"
 
-    def derive_cache_key(self, inference_request: InferenceRequest, version: str) -> AnswerKey | None:
+    def derive_cache_key(self, request: InferenceRequest, version: str) -> AnswerKey | None:
         """Return the cache key of the request, or None if its answer may differ from one run to the next."""
-        if not is_greedy(inference_request.body, inference_request.path):
+        if not is_greedy(request.body, request.path):
             return None
-        ceiling = ",".join(f"{name}={value}" for name, value in inference_request.ceiling.headers())
+        ceiling = ",".join(f"{name}={value}" for name, value in request.ceiling.headers())
         # the answer has the model's name; the body may not
-        entry = inference_request.entry
-        named = (inference_request.path, entry.tenant, entry.model, version, ceiling)
-        parts = [*(each.encode() for each in named), inference_request.body]
-        return derive_answer_key(self._secret, inference_request.account.principal.tenant, None, parts)
+        entry = request.entry
+        names = (request.path, entry.tenant, entry.model, version, ceiling)
+        parts = [*(each.encode() for each in names), request.body]
+        return derive_answer_key(self._secret, request.account.principal.tenant, None, parts)
 
-    async def find(self, answer_key: AnswerKey) -> tuple[StoredResponse, float] | None:
-        """Return the cached response and its age in seconds, or None."""
-        found = await self.store.find(answer_key)
-        content = None if found is None else self._sealer.open(answer_key, found.sealed)
-        return None if found is None or content is None else (content, found.age_s)
+    async def find(self, answer_key: AnswerKey) -> CachedResponse | None:
+        """Return the cached response, or None."""
+        answer = await self.store.find(answer_key)
+        content = None if answer is None else self._sealer.open(answer_key, answer.sealed)
+        return None if answer is None or content is None else CachedResponse(content, answer.age_s)
 
     def store_soon(self, answer_key: AnswerKey, content: StoredResponse) -> None:
         """Store the response in a background task, unless it is too large. The request does not wait for it."""
@@ -103,16 +110,16 @@ class ResponseCache:
     def __repr__(self) -> str:
         return f"<ResponseCache {self._responses!r} old={self.old_responses!r}>"
 
-    def open(self, inference_request: InferenceRequest, version: str) -> "CacheableRequest | None":
+    def open(self, request: InferenceRequest, version: str) -> "CacheableRequest | None":
         """Return a `CacheableRequest` if request and answer allow caching, else None. Raises
         Refused(InvalidRequest).
         """
-        value = inference_request.exchange.header(CACHE_HEADER)
+        value = request.exchange.header(CACHE_HEADER)
         if value is None:
             return None
         if value != ALLOW:
             raise Refused(InvalidRequest(CACHE_HEADER.decode(), f"({len(value)} bytes)", "must be allow"))
-        answer_key = self._responses.derive_cache_key(inference_request, version)
+        answer_key = self._responses.derive_cache_key(request, version)
         if answer_key is None:
             self._lookups.add(("bypass",))
             return None
@@ -126,8 +133,8 @@ class ResponseCache:
         await self._responses.store.maintain()
         await self.old_responses.store.maintain()
 
-    def _count_lookup(self, found: bool) -> None:
-        self._lookups.add(("hit" if found else "miss",))
+    def _count_lookup(self, is_hit: bool) -> None:
+        self._lookups.add(("hit" if is_hit else "miss",))
 
     def _nbytes(self) -> int:
         return self._responses.store.nbytes + self.old_responses.store.nbytes
@@ -149,48 +156,48 @@ class CacheableRequest:
         self._nbytes = 0
         self._is_whole = False
 
-    async def try_answer(self, inference_request: InferenceRequest, client_response: ClientResponse) -> bool:
+    async def try_answer(self, request: InferenceRequest, client_response: ClientResponse) -> bool:
         """Answer from the cache, or record the response for `keep`. Return whether it answered. Raises Refused,
         ClientGone.
         """
-        found = await self._responses.find(self._answer_key)
+        cached = await self._responses.find(self._answer_key)
         with ExitStack() as stack:
-            if found is None or not self._try_hold_capacity(stack, found[0], inference_request):
+            if cached is None or not self._try_hold_capacity(stack, cached.content, request):
                 self._on_lookup(False)
-                self.record_response(inference_request.exchange, [(CACHE_HEADER, b"miss")])
+                self.record_response(request.exchange, [(CACHE_HEADER, b"miss")])
                 return False
             self._on_lookup(True)
-            inference_request.account.timeline.stamp(Stage.ROUTED, now_us())
+            request.account.timeline.stamp(Stage.ROUTED, now_us())
             await replay(
-                inference_request.exchange,
-                found[0],
+                request.exchange,
+                cached.content,
                 [(CACHE_HEADER, b"hit")],
                 lambda status: client_response.settle_replay(CACHED, status),
             )
         return True
 
     async def try_old_answer(
-        self, inference_request: InferenceRequest, client_response: ClientResponse, max_age_s: float
+        self, request: InferenceRequest, client_response: ClientResponse, max_age_s: float
     ) -> bool:
         """Answer from the cache if the answer is at most `max_age_s` old: a degradation step. Return whether it was
         answered. Raises as `try_answer`.
         """
-        found = await self._responses.find(self._answer_key)
-        if found is None or found[1] > max_age_s:
+        cached = await self._responses.find(self._answer_key)
+        if cached is None or cached.age_s > max_age_s:
             return False
         with ExitStack() as stack:
-            if not self._try_hold_capacity(stack, found[0], inference_request):
+            if not self._try_hold_capacity(stack, cached.content, request):
                 return False
             await client_response.stop_heartbeats()
-            if inference_request.exchange.has_started:
+            if request.exchange.has_started:
                 return False
-            account, age = inference_request.account, int(found[1])
+            account, age = request.account, int(cached.age_s)
             account.applied_step = AppliedStep("cached", "cached", f"cached={age}", account.model)
             account.timeline.stamp(Stage.ROUTED, now_us())
             extra_headers: Headers = [(DEGRADED_HEADER.encode(), b"cached"), (b"age", str(age).encode())]
             await replay(
-                inference_request.exchange,
-                found[0],
+                request.exchange,
+                cached.content,
                 extra_headers,
                 lambda status: client_response.settle_replay(CACHED, status),
             )
@@ -200,20 +207,18 @@ class CacheableRequest:
         """Record the response for `keep` from now on, and add `extra_headers` to it."""
         exchange.tap_response(self._record_message, extra_headers)
 
-    def keep(self, inference_request: InferenceRequest) -> None:
+    def keep(self, request: InferenceRequest) -> None:
         """Store the recorded response, if it is complete and correct. Call it after the response has ended."""
-        account = inference_request.account
+        account = request.account
         if self._is_whole and account.is_repeatable and self._status == 200:
             content = StoredResponse(account.request_id, self._status, self._headers, b"".join(self._parts))
             self._responses.store_soon(self._answer_key, content)
 
-    def _try_hold_capacity(
-        self, stack: ExitStack, content: StoredResponse, inference_request: InferenceRequest
-    ) -> bool:
+    def _try_hold_capacity(self, stack: ExitStack, content: StoredResponse, request: InferenceRequest) -> bool:
         """Count the answer's bytes until `stack` ends: they stay in memory until a slow client has read them. Return
         whether they fit. If not, a replica may still answer.
         """
-        permit = self._responses.capacity.hold(inference_request.account.principal.tenant, len(content.body))
+        permit = self._responses.capacity.hold(request.account.principal.tenant, len(content.body))
         try:
             stack.enter_context(permit)
         except Refused:

@@ -70,8 +70,8 @@ class InferenceRunner:
         except TimeoutError:
             waited_s = (now_us() - exchange.arrived_us) / 1e6
             problem = _record_start_problem(request, wait_estimate())
-            why = "" if problem is None else problem.message
-            await client_response.fail(DeadlineExceeded(waited_s, request.stage, why))
+            message = "" if problem is None else problem.message
+            await client_response.fail(DeadlineExceeded(waited_s, request.stage, message))
         except ClientGone:
             await client_response.settle_disconnected(Cancelled())
         except asyncio.CancelledError:  # the drain is over; the remaining work is bounded and must be done

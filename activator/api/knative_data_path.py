@@ -32,10 +32,10 @@ class KnativeDataPath:
         if probe_response is not None:
             await _respond(scope, send, probe_response)
             return
-        named = parse_revision(headers)
-        key = None if named is None else self._revisions.version(*named)
+        revision = parse_revision(headers)
+        key = None if revision is None else self._revisions.version(*revision)
         if key is None:
-            failure = ModelNotFound("a Revision" if named is None else f"{named[0][:63]}/{named[1][:63]}")
+            failure = ModelNotFound("a Revision" if revision is None else f"{revision[0][:63]}/{revision[1][:63]}")
             status, kind, body, more = render_error(failure, scope["raw_path"], scope[REQUEST_ID_KEY])
             await _respond(scope, send, ProbeResponse(status, body, ((b"content-type", kind), *more)))
             return

@@ -67,14 +67,14 @@ class LookupRoutes:
     async def send_models(self, exchange: Exchange, request_route: ListModels) -> None:
         """Send the models that the caller may call, or one of them."""
         caller = await self._authenticator.authenticate(exchange, Scope.INFER)
-        named = request_route.model or request_route.target.model
-        if named is None:
+        name = request_route.model or request_route.target.model
+        if name is None:
             body = self._list(caller)
         else:
-            reference = parse_address(named)
+            reference = parse_address(name)
             entry = authorize_model(self._table, caller, request_route.target.tenant, reference)
             resolve(reference, entry)
-            found = _model(entry, named)
+            found = _model(entry, name)
             body = encode(found if request_route.model is not None else _Models((found,)))
         await self._respond(exchange, caller, body)
 
@@ -82,13 +82,13 @@ class LookupRoutes:
         entries = self._table.models(caller.tenant)
         if caller.models:  # the key is limited to some models
             return _encode_list(caller, entries)
-        kept = self._list_cache.pop(caller.tenant, None)
-        if kept is None or kept[0] is not entries:
-            kept = entries, _encode_list(caller, entries)
-        self._list_cache[caller.tenant] = kept
+        cached = self._list_cache.pop(caller.tenant, None)
+        if cached is None or cached[0] is not entries:
+            cached = entries, _encode_list(caller, entries)
+        self._list_cache[caller.tenant] = cached
         if len(self._list_cache) > LIST_CACHE_SIZE:
             del self._list_cache[next(iter(self._list_cache))]  # least recently used
-        return kept[1]
+        return cached[1]
 
     async def send_timeline(self, exchange: Exchange, request_route: ShowTimeline) -> None:
         """Send the timeline of a request of the caller's tenant. Older ones come from the control plane."""
@@ -107,13 +107,13 @@ class LookupRoutes:
         await exchange.finish(b"")
 
     async def _find_timeline(self, caller: Principal, request_id: str) -> TimelineAnswer:
-        found = self._timelines.find(caller.tenant, request_id)
-        if found is None:
+        timeline = self._timelines.find(caller.tenant, request_id)
+        if timeline is None:
             with Permit(self._running_calls, caller.tenant, CALLS_OF_TENANT):
-                found = await self._fetch_timeline(caller.tenant, request_id)
-        if not caller.may_call(found.model):
+                timeline = await self._fetch_timeline(caller.tenant, request_id)
+        if not caller.may_call(timeline.model):
             raise Refused(NotFound("request", request_id))
-        return found
+        return timeline
 
     async def _fetch_timeline(self, tenant: str, request_id: str) -> TimelineAnswer:
         """Fetch a timeline from the control plane. Raises Refused(Unavailable | NotFound)."""
@@ -138,8 +138,8 @@ class LookupRoutes:
 
 
 def _encode_list(caller: Principal, entries: Iterable[ModelEntry]) -> bytes:
-    named = ((entry, entry.name_for(caller.tenant)) for entry in entries)
-    return encode(_Models(tuple(_model(entry, name) for entry, name in named if caller.may_call(name))))
+    named_entries = ((entry, entry.name_for(caller.tenant)) for entry in entries)
+    return encode(_Models(tuple(_model(entry, name) for entry, name in named_entries if caller.may_call(name))))
 
 
 def _model(entry: ModelEntry, name: str) -> _Model:

@@ -64,16 +64,16 @@ class Passthrough:
     @contextmanager
     def _count_call(self, service: str, tenant: str) -> Iterator[None]:
         """Count a call until the block ends. Raises Refused(Overloaded)."""
-        who = service, tenant
-        if self._running_calls[who] >= CALLS_OF_TENANT:
+        caller = service, tenant
+        if self._running_calls[caller] >= CALLS_OF_TENANT:
             raise Refused(Overloaded(f"this tenant's calls of the {service} API", CALLS_OF_TENANT, 1.0))
-        self._running_calls[who] += 1
+        self._running_calls[caller] += 1
         try:
             yield
         finally:
-            self._running_calls[who] -= 1
-            if not self._running_calls[who]:
-                del self._running_calls[who]
+            self._running_calls[caller] -= 1
+            if not self._running_calls[caller]:
+                del self._running_calls[caller]
 
     async def _forward(
         self,
@@ -149,9 +149,10 @@ class _Upload:
 
 
 def _request_headers(headers: Headers) -> Headers:
-    named = {token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")}
+    connections = [value for name, value in headers if name == b"connection"]
+    hop_by_hop = {token.strip().lower() for value in connections for token in value.split(b",")}
     return [
         (name, value)
         for name, value in headers
-        if name not in _DROPPED_REQUEST_HEADERS and name not in named and not name.startswith(b"x-kelvin-")
+        if name not in _DROPPED_REQUEST_HEADERS and name not in hop_by_hop and not name.startswith(b"x-kelvin-")
     ]

@@ -39,9 +39,9 @@ def build_health_app(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        known = path in ("/healthz", "/readyz")
+        is_known = path in ("/healthz", "/readyz")
         check = is_open if scope["query_string"] == WITHOUT_AUTOSCALER else is_ready
-        status = 404 if not known else 200 if path == "/healthz" or check() else 503
+        status = 404 if not is_known else 200 if path == "/healthz" or check() else 503
         body = encode(read_readiness()) if path == "/readyz" else b""
         headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers[: 2 if body else 1]})
@@ -100,17 +100,17 @@ def register_gauges(
 
 
 def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
-    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for of, openings in (("replica", throttler.replica_breakers.openings), ("version", throttler.breakers.openings)):
-        for why, count in openings.items():
-            found[of, outcome_of(why)] += count
-    return found
+    counts: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for kind, openings in (("replica", throttler.replica_breakers.openings), ("version", throttler.breakers.openings)):
+        for code, count in openings.items():
+            counts[kind, outcome_of(code)] += count
+    return counts
 
 
 def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
     return {
-        (why.value, priority_class.name.lower()): count
-        for (why, priority_class), count in throttler.shedding.counts.items()
+        (reason.value, priority_class.name.lower()): count
+        for (reason, priority_class), count in throttler.shedding.counts.items()
     }
 
 

@@ -175,36 +175,36 @@ def from_environment() -> ActivatorSettings:
 def _certificates(env: Mapping[str, str]) -> Path | None:
     if "KELVIN_CERTIFICATES" not in env:
         return None
-    place = env["KELVIN_CERTIFICATES"]
-    if not place.startswith("/"):
-        raise setting_parser.BadSetting("KELVIN_CERTIFICATES", place, "must be an absolute path")
-    return Path(place)
+    directory = env["KELVIN_CERTIFICATES"]
+    if not directory.startswith("/"):
+        raise setting_parser.BadSetting("KELVIN_CERTIFICATES", directory, "must be an absolute path")
+    return Path(directory)
 
 
 def _firewall(env: Mapping[str, str]) -> FirewallSettings | None:
     within_ms = setting_parser.integer(env, "KELVIN_WAF_MS", round(FIREWALL.timeout_s * 1000), low=1, high=10_000)
     unanswered = setting_parser.choice(env, "KELVIN_WAF_UNANSWERED", "refuse", ("refuse", "allow"))
-    place = env.get("KELVIN_WAF_SOCKET")
-    if not place:
+    socket = env.get("KELVIN_WAF_SOCKET")
+    if not socket:
         return None
-    if not place.startswith("/") or len(os.fsencode(place)) > SOCKET_BYTES:
+    if not socket.startswith("/") or len(os.fsencode(socket)) > SOCKET_BYTES:
         rule = f"must be an absolute path of {SOCKET_BYTES} bytes or fewer"
-        raise setting_parser.BadSetting("KELVIN_WAF_SOCKET", place, rule)
-    return FirewallSettings(Path(place), within_ms / 1000, "allow" if unanswered == "allow" else "refuse")
+        raise setting_parser.BadSetting("KELVIN_WAF_SOCKET", socket, rule)
+    return FirewallSettings(Path(socket), within_ms / 1000, "allow" if unanswered == "allow" else "refuse")
 
 
 def _address_limits(env: Mapping[str, str]) -> AddressLimits:
     """Return the limits per address. By default this machine's own addresses are trusted, e.g. for a proxy."""
     trusted = setting_parser.text(env, "KELVIN_TRUSTED_ADDRESSES", "127.0.0.0/8,::1")
     try:
-        found = parse_networks(trusted)
+        trusted_networks = parse_networks(trusted)
     except ValueError:
         rule = "must be networks as 10.0.0.0/8, separated by commas, or none"
         raise setting_parser.BadSetting("KELVIN_TRUSTED_ADDRESSES", trusted, rule) from None
     return AddressLimits(
         max_connections=setting_parser.integer(env, "KELVIN_ADDRESS_CONNECTIONS", 1024, low=1),
         rate=setting_parser.number(env, "KELVIN_ADDRESS_RATE", 1000.0, low=1),
-        trusted=found,
+        trusted=trusted_networks,
     )
 
 
@@ -229,10 +229,10 @@ def _redis(env: Mapping[str, str]) -> str | None:
         port = urlsplit(url).port
     except ValueError:
         port = 0
-    known = scheme in ("redis", "rediss", "unix")
-    if not known or not rest or port == 0:
-        shown = f"{scheme}://..." if known else "..."
-        raise setting_parser.BadSetting("KELVIN_REDIS", shown, "must be redis://, rediss:// or unix://, and a place")
+    is_known_scheme = scheme in ("redis", "rediss", "unix")
+    if not is_known_scheme or not rest or port == 0:
+        safe_url = f"{scheme}://..." if is_known_scheme else "..."
+        raise setting_parser.BadSetting("KELVIN_REDIS", safe_url, "must be redis://, rediss:// or unix://, and a place")
     return url
 
 

@@ -121,8 +121,8 @@ def _scopes(claims: Mapping[str, object], issuer: Issuer) -> tuple[Scope, ...]:
     if issuer.scope_claim is None:
         return tuple(allowed)
     claimed = claims.get(issuer.scope_claim)
-    named = claimed.split(" ") if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
-    return tuple(scope for scope in allowed if scope.value in named)
+    claimed_names = claimed.split(" ") if isinstance(claimed, str) else claimed if isinstance(claimed, list) else []
+    return tuple(scope for scope in allowed if scope.value in claimed_names)
 
 
 def _decode_object(part: str) -> dict[str, object] | None:

@@ -82,8 +82,8 @@ class Firewall:
             if verdict == "refuse":
                 raise Refused(FirewallRefused())
 
-    def _record_no_answer(self, why: str) -> None:
-        self._metrics.count_firewall_verdict(why)
+    def _record_no_answer(self, reason: str) -> None:
+        self._metrics.count_firewall_verdict(reason)
         if self._unanswered == "refuse":
             raise Refused(Unavailable("the firewall"))
 

@@ -117,10 +117,10 @@ def _tls_context(ca: str | None, directory: Path) -> ssl.SSLContext:
     """Return a context with the system's roots, or a PEM file's. Relative paths start at the issuers' file."""
     if ca is None:
         return ssl.create_default_context()
-    place = directory / ca
+    ca_path = directory / ca
     try:
-        return ssl.create_default_context(cafile=str(place))
+        return ssl.create_default_context(cafile=str(ca_path))
     except ssl.SSLError as error:
-        raise ValueError(f"ca: {str(place)[:200]!r}: holds no certificate") from error
+        raise ValueError(f"ca: {str(ca_path)[:200]!r}: holds no certificate") from error
     except OSError as error:
-        raise ValueError(f"ca: {str(place)[:200]!r}: {error.strerror or 'can not be read'}") from error
+        raise ValueError(f"ca: {str(ca_path)[:200]!r}: {error.strerror or 'can not be read'}") from error

@@ -78,27 +78,27 @@ class KeySet:
         """Fetch keys periodically and on demand, until cancelled."""
         while True:
             self._fetch_wanted.clear()
-            went_well = await self._fetch()
+            succeeded = await self._fetch()
             self._is_pausing = True
-            finished_round, self._fetch_ended = self._fetch_ended, asyncio.Event()
-            finished_round.set()
+            fetch_ended, self._fetch_ended = self._fetch_ended, asyncio.Event()
+            fetch_ended.set()
             await asyncio.sleep(PAUSE_S)
             self._is_pausing = False
-            if went_well:
+            if succeeded:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._source.refresh_s - PAUSE_S):
                         await self._fetch_wanted.wait()
 
     async def _fetch(self) -> bool:
         try:
-            found = usable_keys(decode_any(await self._load()), self._algorithms)
+            jwks = usable_keys(decode_any(await self._load()), self._algorithms)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             cause = str(error) or type(error).__name__
             log.warning("an issuer's keys can't be fetched", extra={"url": self._source.url, "error": cause[:400]})
             return False
-        same = {name: key for name, key in self._keys.items() if self._jwks.get(name) == found.get(name)}
-        self._keys = {name: key for name, jwk in found.items() if (key := same.get(name) or _load_key(name, jwk))}
-        self._jwks = found
+        unchanged = {name: key for name, key in self._keys.items() if self._jwks.get(name) == jwks.get(name)}
+        self._keys = {name: key for name, jwk in jwks.items() if (key := unchanged.get(name) or _load_key(name, jwk))}
+        self._jwks = jwks
         self._fetched_s = asyncio.get_running_loop().time()
         return True
 

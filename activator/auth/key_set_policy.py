@@ -26,15 +26,15 @@ def usable_keys(document: object, algorithms: frozenset[str]) -> dict[KeyName, J
     keys = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(keys, list) or len(keys) > MAX_KEYS:
         raise ValueError(f"must be an object with a list 'keys' of {MAX_KEYS} at most")
-    found: dict[KeyName, Jwk] = {}
+    usable: dict[KeyName, Jwk] = {}
     for key in keys:
         if not isinstance(key, Mapping) or not isinstance(kid := key.get("kid"), str) or not _verifies(key):
             continue
         public = {name: key[name] for name in _PUBLIC if name in key}
         for algorithm in sorted(algorithms):
             if key.get("alg") in (None, algorithm) and _fits(key, algorithm):
-                found.setdefault((kid, algorithm), public)
-    return found
+                usable.setdefault((kid, algorithm), public)
+    return usable
 
 
 def _verifies(key: Jwk) -> bool:

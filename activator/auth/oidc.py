@@ -69,16 +69,16 @@ class TokenVerifier:
         keys.
         """
         digest, now_s = hashlib.sha256(text.encode()).digest(), self._wall_clock()
-        if (known := self._verified.get(digest)) is not None:
-            if now_s < known.expires_at_s and known.keys.find_loaded(known.name) is known.key:
+        if (cached := self._verified.get(digest)) is not None:
+            if now_s < cached.expires_at_s and cached.keys.find_loaded(cached.name) is cached.key:
                 self._verified.move_to_end(digest)
-                return known.principal
+                return cached.principal
             del self._verified[digest]
-        found = await self._verify(text, digest, now_s)
-        if isinstance(found, TokenRefusal):
-            self._refused.add((found.value,))
+        result = await self._verify(text, digest, now_s)
+        if isinstance(result, TokenRefusal):
+            self._refused.add((result.value,))
             return None
-        return found
+        return result
 
     async def run(self) -> None:
         """Fetch the keys of all issuers until cancelled."""

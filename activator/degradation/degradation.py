@@ -103,11 +103,7 @@ class Degradation:
         return request.reference.alias == DEFAULT_ALIAS and bool(self._steps(request))
 
     async def serve(
-        self,
-        request: InferenceRequest,
-        row: VersionRow,
-        client_response: ClientResponse,
-        serve_version: VersionServer,
+        self, request: InferenceRequest, row: VersionRow, client_response: ClientResponse, serve_version: VersionServer
     ) -> None:
         """Answer the request, as it is or by a step. Raises Refused with the failure of the undegraded request."""
         steps, key = self._steps(request), key_of(row)

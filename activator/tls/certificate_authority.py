@@ -86,9 +86,9 @@ class CertificateAuthority:
         Key and name stay, so leaves and older copies of the CA stay valid. A CA that Kelvin did not make is left alone.
         If the file can't be written, the old certificate stays.
         """
-        now, made = self.now(), self.certificate
-        is_good = made.not_valid_before_utc <= now <= made.not_valid_after_utc - _RENEW_CA
-        if is_good or not made.subject == made.issuer == _NAME:
+        now, certificate = self.now(), self.certificate
+        is_good = certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc - _RENEW_CA
+        if is_good or not certificate.subject == certificate.issuer == _NAME:
             return
         pem = _self_signed(self._key, now)
         try:
@@ -99,7 +99,8 @@ class CertificateAuthority:
             self._is_logged = True
             return
         self.certificate, self._is_logged = x509.load_pem_x509_certificate(pem), False
-        log.warning("the CA's certificate was made again", extra={"was_to_begin": str(made.not_valid_before_utc)})
+        old_begin = str(certificate.not_valid_before_utc)
+        log.warning("the CA's certificate was made again", extra={"was_to_begin": old_begin})
 
     def issue_context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
         """Return a server context with a new leaf certificate for these DNS names and IP addresses."""
@@ -193,7 +194,7 @@ def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
-        what = (
+        remedy = (
             "restore it from a backup, or remove it: the next start makes it again from its key, for the same callers"
         )
-        raise BadCertificateAuthority(f"{path.name} holds no certificate that can be read: {what}") from None
+        raise BadCertificateAuthority(f"{path.name} holds no certificate that can be read: {remedy}") from None

@@ -66,10 +66,10 @@ class CertificateFiles:
         self._pairs: dict[Path, _Pair] = {}
         self._by_name: dict[str, list[_Pair]] = {}
         self._logged_reasons: set[str] = set()
-        found = _load(directory, {})
-        if not found.pairs:
-            raise next(iter(found.failures.values()))
-        self._replace_pairs(found)
+        loaded = _load(directory, {})
+        if not loaded.pairs:
+            raise next(iter(loaded.failures.values()))
+        self._replace_pairs(loaded)
 
     def __repr__(self) -> str:
         return f"<CertificateFiles {self._directory} names={len(self._by_name)}>"
@@ -97,24 +97,24 @@ class CertificateFiles:
     async def reload_if_changed(self) -> None:
         """Reload what has changed. Removed pairs are dropped, unless all are gone."""
         try:
-            found = await asyncio.to_thread(_load, self._directory, self._pairs)
+            loaded = await asyncio.to_thread(_load, self._directory, self._pairs)
         except BadCertificate as bad:
             self._log_new_reasons([bad])
             return
-        if found.pairs:
-            self._replace_pairs(found)
+        if loaded.pairs:
+            self._replace_pairs(loaded)
         else:
-            self._log_new_reasons(list(found.failures.values()))
+            self._log_new_reasons(list(loaded.failures.values()))
 
-    def _replace_pairs(self, found: _LoadedFiles) -> None:
-        if found.pairs != self._pairs:
+    def _replace_pairs(self, loaded: _LoadedFiles) -> None:
+        if loaded.pairs != self._pairs:
             by_name: dict[str, list[_Pair]] = {}
-            for pair in found.pairs.values():
+            for pair in loaded.pairs.values():
                 for name in pair.names:
                     by_name.setdefault(name, []).append(pair)
-            self._pairs, self._by_name = found.pairs, by_name
+            self._pairs, self._by_name = loaded.pairs, by_name
             log.info("certificates were read", extra={"names": len(by_name)})
-        self._log_new_reasons(list(found.failures.values()))
+        self._log_new_reasons(list(loaded.failures.values()))
 
     def _log_new_reasons(self, wrong: list[BadCertificate]) -> None:
         """Log each reason when it appears."""
@@ -133,10 +133,10 @@ class CertificateFiles:
 def _pairs(directory: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the certificate and key of each pair. Raises OSError."""
     below = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
-    for place in (directory, *below):
+    for folder in (directory, *below):
         for certificate, key in PAIRS:
-            if _is_there(place / certificate):
-                yield place / certificate, place / key
+            if _is_there(folder / certificate):
+                yield folder / certificate, folder / key
 
 
 def _is_there(path: Path) -> bool:
@@ -146,27 +146,27 @@ def _is_there(path: Path) -> bool:
         return True
 
 
-def _load(directory: Path, known: dict[Path, _Pair]) -> _LoadedFiles:
-    """Read new and changed pairs, take the others from `known`. Raises BadCertificate for an unusable directory."""
+def _load(directory: Path, loaded_pairs: dict[Path, _Pair]) -> _LoadedFiles:
+    """Read new and changed pairs, take the others from `loaded_pairs`. Raises BadCertificate for the directory."""
     try:
-        places = list(_pairs(directory))
+        paths = list(_pairs(directory))
     except OSError as error:
         raise BadCertificate(f"{directory}: {error.strerror}") from error
-    if not 0 < len(places) <= MAX_PAIRS:
-        raise BadCertificate(f"{directory}: holds {len(places)} pairs of 1 to {MAX_PAIRS}")
-    found = _LoadedFiles({}, {})
-    for certificate, key in places:
-        before = known.get(certificate)
-        if before is not None:
-            found.pairs[certificate] = before
+    if not 0 < len(paths) <= MAX_PAIRS:
+        raise BadCertificate(f"{directory}: holds {len(paths)} pairs of 1 to {MAX_PAIRS}")
+    loaded = _LoadedFiles({}, {})
+    for certificate, key in paths:
+        previous = loaded_pairs.get(certificate)
+        if previous is not None:
+            loaded.pairs[certificate] = previous
         try:
             # Taken before reading, so that the next check notices a change meanwhile.
             stats = tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in (certificate.stat(), key.stat()))
-            if before is None or before.stats != stats:
-                found.pairs[certificate] = _read(certificate, key, stats)
+            if previous is None or previous.stats != stats:
+                loaded.pairs[certificate] = _read(certificate, key, stats)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            found.failures[certificate] = BadCertificate(f"{certificate}: {error}")
-    return found
+            loaded.failures[certificate] = BadCertificate(f"{certificate}: {error}")
+    return loaded
 
 
 def _read(certificate: Path, key: Path, stats: _Stats) -> _Pair:

@@ -21,8 +21,7 @@ from activator.tls.certificate_files import CertificateFiles
 
 MAX_TENANTS: Final = 10_000
 RENEW_AFTER: Final = datetime.timedelta(days=LEAF_DAYS) / 2
-# the clock may have been corrected, so check dates
-CHECK_S: Final = 60.0
+CHECK_S: Final = 60.0  # interval of date checks: the clock may have been corrected
 RETRY_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -60,16 +59,16 @@ class ServerCertificates:
 
     def expiries(self) -> dict[str, datetime.datetime]:
         """Return the earliest expiry of the `authority`, its `leaves`, and the `files`."""
-        made = min(shown.issued_at for shown in (self._default, *self._by_tenant.values()))
-        found = {
+        oldest = min(issued.issued_at for issued in (self._default, *self._by_tenant.values()))
+        expiries = {
             "authority": self._authority.certificate.not_valid_after_utc,
-            "leaves": made + datetime.timedelta(days=LEAF_DAYS),
+            "leaves": oldest + datetime.timedelta(days=LEAF_DAYS),
         }
-        return found if self._files is None else {**found, "files": self._files.earliest_expiry}
+        return expiries if self._files is None else {**expiries, "files": self._files.earliest_expiry}
 
     async def ensure(self, tenants: AbstractSet[str]) -> None:
-        """Have a leaf in the first half of its lifetime for each of these tenants, at most MAX_TENANTS, and for no
-        other. Idempotent. Safe to cancel.
+        """Make missing and old leaves for these tenants, at most MAX_TENANTS, and drop those of others. Afterwards each
+        is in the first half of its lifetime. Idempotent. Safe to cancel.
         """
         await asyncio.to_thread(self._authority.renew_if_due)
         for gone in self._by_tenant.keys() - tenants:
@@ -77,8 +76,8 @@ class ServerCertificates:
         if self._is_due(self._default):
             self._default = await asyncio.to_thread(self._make, None)
         for tenant in sorted(tenants):
-            shown = self._by_tenant.get(tenant)
-            if self._is_due(shown) and (shown is not None or len(self._by_tenant) < MAX_TENANTS):
+            issued = self._by_tenant.get(tenant)
+            if self._is_due(issued) and (issued is not None or len(self._by_tenant) < MAX_TENANTS):
                 self._by_tenant[tenant] = await asyncio.to_thread(self._make, tenant)
 
     async def run(
@@ -101,35 +100,35 @@ class ServerCertificates:
                 log.error("a certificate can't be made", extra={"error": str(error)})
                 pause_s = retry_s
 
-    def _is_due(self, shown: _IssuedContext | None) -> bool:
+    def _is_due(self, issued: _IssuedContext | None) -> bool:
         """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead."""
-        return shown is None or not -BACKDATED <= self._authority.now() - shown.issued_at <= RENEW_AFTER
+        return issued is None or not -BACKDATED <= self._authority.now() - issued.issued_at <= RENEW_AFTER
 
     def _make(self, tenant: str | None) -> _IssuedContext:
-        made = self._authority.now()
+        now = self._authority.now()
         if tenant is None:
             context = self._authority.issue_context(*_names_of(self._host))
         else:
             context = self._authority.issue_context([f"*.{tenant}.{self._domain}"], [])
-        return _IssuedContext(context, made)
+        return _IssuedContext(context, now)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         """Set the context: of a file, else the tenant's leaf for MODEL.TENANT.DOMAIN, else the default."""
         name = (name or "").lower()
-        if self._files is not None and (given := self._files.find_context(name)) is not None:
-            tls.context = given
+        if self._files is not None and (file_context := self._files.find_context(name)) is not None:
+            tls.context = file_context
             return
-        inner = name.removesuffix("." + self._domain)
-        shown = self._leaf(inner.rpartition(".")[2]) if inner != name and inner.count(".") == 1 else None
-        tls.context = (shown or self._default).context
+        prefix = name.removesuffix("." + self._domain)
+        issued = self._leaf(prefix.rpartition(".")[2]) if prefix != name and prefix.count(".") == 1 else None
+        tls.context = (issued or self._default).context
 
     def _leaf(self, tenant: str) -> _IssuedContext | None:
         """Return the tenant's leaf. For a new tenant it is made here, which blocks for a few milliseconds once."""
-        shown = self._by_tenant.get(tenant)
-        if shown is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():
+        issued = self._by_tenant.get(tenant)
+        if issued is None and len(self._by_tenant) < MAX_TENANTS and tenant in self._tenants():
             with suppress(OSError, ValueError):  # `run` logs the failure
-                shown = self._by_tenant[tenant] = self._make(tenant)
-        return shown
+                issued = self._by_tenant[tenant] = self._make(tenant)
+        return issued
 
 
 def _names_of(host: str) -> tuple[list[str], list[str]]:
