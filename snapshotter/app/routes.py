@@ -200,8 +200,7 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
             return BufferedResponse(await exports.chunk(tenant, digest), OCTETS, exports.body_budget, tenant)
 
     @router.get(
-        "/versions/{version}/attestations",
-        **route_docs(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
+        "/versions/{version}/attestations", **route_docs(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH)
     )
     async def list_attestations(tenant: Tenant, version: str) -> Response:
         async with exports.call_limiter.hold_permit(tenant):

@@ -70,9 +70,6 @@ class Collector:
         self._clock = clock
         self._collecting: set[str] = set()  # tenants
 
-    def __repr__(self) -> str:
-        return f"<Collector running={len(self._collecting)}>"
-
     def is_running(self, tenant: str) -> bool:
         """Return whether a collection of this tenant runs."""
         return tenant in self._collecting

@@ -244,9 +244,8 @@ class _Check:
         unindexed = {pack for pack in self._unindexed_packs if not await self._exists(index_key(self._tenant, pack))}
         wanted = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
         are_chunks_missing = not wanted <= self._places.keys() or not self._named_versions <= self._manifests.keys()
-        indexed = frozenset[str]().union(
-            *(self._chunks_by_pack[pack] for pack in self._chunks_by_pack.keys() - unindexed)
-        )
+        indexed_packs = self._chunks_by_pack.keys() - unindexed
+        indexed = frozenset[str]().union(*(self._chunks_by_pack[pack] for pack in indexed_packs))
         for pack in sorted(unindexed):
             # Only the index names a kept file's chunks, so any kept file without one may hold the missing chunks.
             only_here = wanted & self._chunks_by_pack[pack] - indexed

@@ -71,9 +71,6 @@ class GateJobs:
         self._gate_s = gate_s
         self._seal_s = seal_s
 
-    def __repr__(self) -> str:
-        return f"<GateJobs {self._client!r}>"
-
     async def gate(self, job: GateJob) -> GateFacts:
         """Decide whether the architecture may be served."""
         return await self._executor.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)

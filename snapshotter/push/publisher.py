@@ -112,9 +112,7 @@ class KeptFileReader:
 
     async def _read(self, part: FilePart) -> bytes:
         digest = part.digest or self._kept.rest
-        if (
-            digest in self._verified and digest not in self._cache
-        ):  # scattered tensors: don't read the whole chunk again
+        if digest in self._verified and digest not in self._cache:  # scattered tensors: read only the part
             key = self._staging_key(digest)
             return await asyncio.to_thread(self._staging.read_chunk_part, *key, part.offset, part.length)
         data = self._cache.get(digest) or await self._read_verified(digest)

@@ -105,9 +105,6 @@ class Pushes:
         # A tenant's quota is decided for one push at a time.
         self._quota_locks = KeyedLocks()
 
-    def __repr__(self) -> str:
-        return f"<Pushes {self._staging!r} {self.commits!r}>"
-
     async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
         """Judge the directory, ask the gate, lay out the version, and open the plan."""
         request = await asyncio.to_thread(_decode_plan, body)

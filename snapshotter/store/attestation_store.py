@@ -58,9 +58,6 @@ class AttestationStore:
         self._trust = trust
         self._known_sizes = TenantCache[Mapping[str, int]](_MAX_TENANTS)
 
-    def __repr__(self) -> str:
-        return f"<AttestationStore {self._signer!r}>"
-
     async def is_sealed(self, tenant: str, version: str) -> bool:
         """Return whether the version has a usable seal by a trusted key."""
         prefix = attestations_prefix(tenant, version)

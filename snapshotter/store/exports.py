@@ -45,9 +45,6 @@ class Exports:
         self.call_limiter = CallLimiter("the list of chunks being exported", MAX_CALLS)
         self.body_budget = BodyBudget("the memory for what is exported", BUDGET_BYTES)
 
-    def __repr__(self) -> str:
-        return f"<Exports tenants={len(self._places)}>"
-
     async def manifest(self, tenant: str, version: str) -> bytes:
         """Return the canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt, Unavailable."""
         check_version(version)

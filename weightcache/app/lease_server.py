@@ -198,7 +198,7 @@ class LeaseServer:
                     await _wait_until_writable(connection.sock)
                 self._send_slabs(connection, loaded.resident, whole_reply)
             self._counters.leases_granted += 1
-            self._counters.leases_hot += loaded.tally is loaded.resident.tally
+            self._counters.leases_hot += loaded.was_hot
             fields = {"tenant": request.tenant, "version": request.version, "chunks_by_tier": loaded.tally.chunks}
             log.info("leased", extra=fields)
 

@@ -19,7 +19,7 @@ from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.problem import from_wire
 from kelvin.contracts.wire import BadJson, decoder
 from weightcache.client.lease_protocol import MAX_MESSAGE_BYTES, MAX_SLABS, Layout, LeaseReply
-from weightcache.client.libc import F_GET_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_WRITE
+from weightcache.client.libc import F_SEAL_FUTURE_WRITE
 
 _T = TypeVar("_T")
 _ONE_FD: Final = array("i").itemsize
@@ -96,7 +96,7 @@ def _read_documents(fd: int, reply: LeaseReply) -> tuple[bytes, Layout]:
     size = os.fstat(fd).st_size
     if size != reply.manifest_bytes + reply.layout_bytes or size == 0:
         raise ContradictoryReply(f"{size} bytes of documents")
-    if not fcntl.fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE:
+    if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
         raise ContradictoryReply("its documents are not sealed")
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as both:
         return both[: reply.manifest_bytes], _decode(both[reply.manifest_bytes :], Layout)
@@ -110,11 +110,11 @@ def _decode(raw: bytes, kind: type[_T]) -> _T:
 
 
 def _check_slabs(slabs: Sequence[int], reply: LeaseReply) -> None:
-    needed = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK  # only the agent can write, and no access is ever a SIGBUS
+    needed = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK  # only the agent can write, and no access is ever a SIGBUS
     for fd, fact in zip(slabs, reply.slabs, strict=True):
         if os.fstat(fd).st_size != fact.bytes:
             raise ContradictoryReply(f"slab {fact.id} has not {fact.bytes} bytes")
-        if fcntl.fcntl(fd, F_GET_SEALS) & needed != needed:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed != needed:
             raise ContradictoryReply(f"slab {fact.id} is not sealed")
 
 

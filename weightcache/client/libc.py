@@ -1,4 +1,4 @@
-"""System calls that Python's `mmap` and `fcntl` lack, and the constants of sealed memory.
+"""System calls that Python's `mmap` lacks, and the seals of shared memory.
 
 The calls reserve address ranges, map at fixed places, advise and protect any range, and count cached pages of a file.
 Addresses are integers. The caller that maps a range must unmap it.
@@ -6,6 +6,7 @@ Addresses are integers. The caller that maps a range must unmap it.
 
 import ctypes
 import errno
+import fcntl
 import os
 from typing import Final
 
@@ -17,16 +18,10 @@ PROT_READ_WRITE: Final = 3
 MADV_NOHUGEPAGE: Final = 15
 MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 MADV_COLLAPSE: Final = 25  # Linux 6.1
-F_ADD_SEALS: Final = 1033
-F_GET_SEALS: Final = 1034
-F_SEAL_SEAL: Final = 0x01
-F_SEAL_SHRINK: Final = 0x02
-F_SEAL_GROW: Final = 0x04
-F_SEAL_WRITE: Final = 0x08
 F_SEAL_FUTURE_WRITE: Final = 0x10  # Linux 5.1
 # On a slab F_SEAL_WRITE would be refused while the agent's mapping lives, and could not be undone.
-SLAB_SEALS: Final = F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
-DOCUMENT_SEALS: Final = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
+SLAB_SEALS: Final = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+DOCUMENT_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _MAP_SHARED: Final = 0x01
 _MAP_PRIVATE: Final = 0x02

@@ -59,9 +59,6 @@ class AttestationLoader:
         self._trust = trust
         self._policy = policy
 
-    def __repr__(self) -> str:
-        return f"<AttestationLoader {self._policy} roots={len(self._trust.roots)}>"
-
     async def load_seals(self, tenant: str, version: str) -> tuple[SealAttestation, ...]:
         """Return the usable seals, sorted by object name. Raises `Refused`: VersionUnverified if the policy forbids the
         start; AttestationInvalid if a seal is damaged or forged and has no kept copy; a retryable failure of the store.

@@ -43,9 +43,6 @@ class ChunkLoader:
         self._loads: dict[tuple[str, str], _ChunkLoad] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __repr__(self) -> str:
-        return f"<ChunkLoader loading={len(self._loads)}>"
-
     @property
     def loading_count(self) -> int:
         """Return the number of chunks that are being loaded."""

@@ -66,11 +66,7 @@ class Fetcher:
     """Fetches chunks from `sources` in order, and waits for a slot of each source."""
 
     def __init__(
-        self,
-        sources: Sequence[Source],
-        verifier: Verifier,
-        counters: Counters,
-        peers: PeerTier | None = None,
+        self, sources: Sequence[Source], verifier: Verifier, counters: Counters, peers: PeerTier | None = None
     ) -> None:
         self._sources = sources
         self._rules = tuple(SourceRule(source.tier, source.attempts) for source in sources)
@@ -82,9 +78,6 @@ class Fetcher:
         owners = () if peers is None else tuple((peer, below) for peer in peers.group.peers for below in (False, True))
         self.scheduler = ReadScheduler(tiers, dict.fromkeys(owners, ChunkCountLimit(MAX_OWNER_WAITS)))
         self._is_for_disk = False
-
-    def __repr__(self) -> str:
-        return f"<Fetcher {[rule.tier for rule in self._rules]}>"
 
     def below_first_source(self) -> "Fetcher":
         """Return a fetcher of the sources below the first one. The two fetchers share the scheduler."""

@@ -67,9 +67,6 @@ class NvmeAdmission:
         self._lookups: set[asyncio.Task[int | None]] = set()  # lookups of chunk lengths, before the chunks are fetched
         arena.on_full = self.drop_oldest
 
-    def __repr__(self) -> str:
-        return f"<NvmeAdmission writing={len(self._tasks)} waiting={len(self._offers)}>"
-
     @property
     def waiting_count(self) -> int:
         """Return the number of chunks that are queued for writing or being written."""

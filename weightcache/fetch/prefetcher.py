@@ -60,9 +60,6 @@ class Prefetcher:
         self._one_at_a_time = asyncio.Lock()
         self.running_count = 0
 
-    def __repr__(self) -> str:
-        return f"<Prefetcher running={self.running_count} waiting={self.waiting_count}>"
-
     @property
     def waiting_count(self) -> int:
         """Return the number of prefetches that wait for their turn or for leases."""

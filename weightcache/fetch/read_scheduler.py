@@ -136,9 +136,6 @@ class ReadScheduler:
         for limits in (read_limits, owner_limits):
             self._queues |= {queue_key: _SourceQueue(limit, self._waiters) for queue_key, limit in limits.items()}
 
-    def __repr__(self) -> str:
-        return f"<ReadScheduler running={self.running} queued={self.queued}>"
-
     @property
     def running(self) -> dict[str, int]:
         """Return the running parts of chunks by tier. Waits for an owner count as `owner`."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from weightcache.host.policy.host_index import ReloadEstimator
+
 LARGE_BYTES: Final = 16 << 20
 NEWEST_WEIGHT: Final = 0.3  # weight of the newest load
 LEAST_SHARE: Final = 1e-3  # lowest share of a large load's time that counts for its bytes, whatever the fixed part
@@ -17,7 +19,6 @@ LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
 LEAST_S: Final = 1e-6  # shortest duration of a load; a clock may report less
 IsOnDisk = Callable[[tuple[str, str]], bool]
-ReloadEstimator = Callable[[str, Iterable[tuple[str, int]]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,6 @@ class TierModel:
 
     def __init__(self, initial_speeds: Mapping[str, TierSpeed] = INITIAL_SPEEDS) -> None:
         self._speeds = dict(initial_speeds)
-
-    def __repr__(self) -> str:
-        return f"<TierModel {self._speeds}>"
 
     @property
     def by_tier(self) -> Mapping[str, TierSpeed]:

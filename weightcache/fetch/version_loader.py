@@ -50,9 +50,6 @@ class LeasePriority:
         self._awaited: Counter[VersionKey] = Counter()
         self._changed = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<LeasePriority awaited={len(self._awaited)}>"
-
     @contextmanager
     def waiting_lease(self, key: VersionKey) -> Iterator[None]:
         """Count a lease as waiting for this version while the block runs."""
@@ -134,9 +131,6 @@ class VersionLoader:
         ] = {}  # tallies of urgent prefetches, for the first lease
         arena.on_slab_end = self.forget_slab
 
-    def __repr__(self) -> str:
-        return f"<VersionLoader hot={len(self._hot)} loading={len(self._loads)}>"
-
     @property
     def hot_count(self) -> int:
         """Return the number of versions that can be leased at once."""
@@ -162,8 +156,9 @@ class VersionLoader:
         key = (tenant, version)
         async with self._join_load(key, timeout_s, engines, is_lease=True, on_loading=on_loading) as loaded:
             prefetch_tally = self._prefetch_tallies.pop(key, None)
-            is_hot = loaded.tally is loaded.resident.tally
-            yield LoadedVersion(loaded.resident, prefetch_tally) if is_hot and prefetch_tally is not None else loaded
+            if loaded.was_hot and prefetch_tally is not None:
+                loaded = LoadedVersion(loaded.resident, prefetch_tally)
+            yield loaded
 
     async def load(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
         """Load the version without a lease. Once this returns, the version may be evicted. Raises `Refused`.
@@ -175,7 +170,7 @@ class VersionLoader:
         weight = FULL_WEIGHT if urgent else PREFETCH_WEIGHT
         async with self._join_load(key, timeout_s, (), is_lease=False, weight=weight) as loaded:
             self._arena.index.touch(loaded.resident.slabs, time.monotonic())
-            if urgent and loaded.tally is not loaded.resident.tally and key in self._hot:
+            if urgent and not loaded.was_hot and key in self._hot:
                 self._prefetch_tallies[key] = loaded.tally
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ import msgspec
 from kelvin.contracts.artifacts.manifest import Manifest
 from kelvin.contracts.artifacts.runtime_control import SealAttestation
 from weightcache.client.lease_protocol import MAX_SPANS, Layout
-from weightcache.client.libc import DOCUMENT_SEALS, F_ADD_SEALS
+from weightcache.client.libc import DOCUMENT_SEALS
 from weightcache.client.spans_policy import Span, spans_of
 from weightcache.host.policy.extents import SlabRange, extents_of
 from weightcache.host.policy.host_index import Reservation
@@ -33,7 +33,7 @@ class SealedFile:
             remaining = memoryview(part)
             while remaining:
                 remaining = remaining[os.write(self.fd, remaining) :]
-        fcntl.fcntl(self.fd, F_ADD_SEALS, DOCUMENT_SEALS)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, DOCUMENT_SEALS)
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -72,6 +72,11 @@ class LoadedVersion:
 
     resident: ResidentVersion
     tally: TierTally
+
+    @property
+    def was_hot(self) -> bool:
+        """Return whether the version was in the host tier already: it then has the tally of a hot lease."""
+        return self.tally is self.resident.tally
 
 
 def build_resident(
@@ -113,9 +118,6 @@ class LoadProgress:
         self._spans_by_digest: dict[str, tuple[Span, ...]] = {}
         self._ready: list[Span] = []  # in order of readiness
         self._changed = asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"<LoadProgress placed={self.resident is not None} ready={len(self._ready)}>"
 
     @contextmanager
     def track_load(

@@ -37,7 +37,7 @@ class Slab:
             self.address = libc.reserve(length)
             libc.map_shared(self.address, length, self.fd, 0, writable=True)
             self.huge = _populate(self.address, length)
-            fcntl.fcntl(self.fd, libc.F_ADD_SEALS, libc.SLAB_SEALS)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, libc.SLAB_SEALS)
         except BaseException:
             self.close()
             raise

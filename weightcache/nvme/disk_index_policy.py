@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from weightcache.host.policy.eviction import Candidate, TenantShares, choose_victims
+from weightcache.sources.policy.fair_read_queue import ChunkKey
 
-ChunkKey = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # half-life of an unread file's value
 # 1/EVICTION_DIVISOR of the budget is evicted at once, but at most 1/QUOTA_EVICTION_DIVISOR of a tenant's quota: ranking
 # tens of thousands of files takes as long as a read

@@ -17,8 +17,8 @@ from typing import Final
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.process.thread_calls import run_uncancellable
 from weightcache.nvme.chunk_files import ChunkFiles, DocumentKind, FileRead, ReadPath
-from weightcache.nvme.disk_index_policy import ChunkKey, DiskIndex
-from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
+from weightcache.nvme.disk_index_policy import DiskIndex
+from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, ChunkKey
 from weightcache.sources.policy.healing import FAULTS, ReadOutcome
 from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot
 from weightcache.sources.verifier import Verdict, Verifier

@@ -81,9 +81,6 @@ class ChunkExaminer:
         self._rewrite = rewrite
         self._damaged: dict[MemoryDamage, None] = {}
 
-    def __repr__(self) -> str:
-        return f"<ChunkExaminer damages={len(self._damaged)}>"
-
     def damaged_chunks(self) -> tuple[MemoryDamage, ...]:
         """Return damaged chunks in slabs that still exist: processes may have them mapped."""
         self._damaged = {damage: None for damage in self._damaged if self._arena.index.has_slab(damage.place.slab)}
@@ -177,9 +174,6 @@ class Scrubber:
         self._is_busy = is_busy
         self._counters = counters
         self._sleep = sleep
-
-    def __repr__(self) -> str:
-        return f"<Scrubber every {self._interval_s:g} s>"
 
     async def run(self) -> None:
         """Make passes until cancelled."""

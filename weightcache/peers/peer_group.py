@@ -14,13 +14,12 @@ from kelvin.blobstore.bounded_gather import cancel_and_wait
 from weightcache.peers.ownership_policy import ChunkState, choose_node
 from weightcache.peers.peer_client import Peer
 from weightcache.peers.peer_protocol import MAX_DIGESTS, ChunkQuery, ChunkStates
+from weightcache.sources.policy.fair_read_queue import ChunkKey
 
 WAIT_S: Final = 2.0  # longest wait of one query to an owner; then the chunk queues for another one
 REQUERY_PAUSE_S: Final = 0.1  # pause after a query that an owner answered without waiting
 OWNER_STALL_S: Final = 10.0  # an owner is given up after so long without bytes at that owner,
 OWN_STALL_S: Final = 30.0  # or after so long without bytes at this node
-
-ChunkKey = tuple[str, str]  # tenant, digest
 
 
 @dataclass(slots=True)

@@ -125,9 +125,6 @@ class PeerServer:
             is_full=lambda: len(self._server.connections) >= max_connections, on_refused=self._refuse,
         )  # fmt: skip
 
-    def __repr__(self) -> str:
-        return f"<PeerServer connections={self.connections} {self._exports!r}>"
-
     @property
     def connections(self) -> int:
         """Return the number of connections, including those in their handshake."""

@@ -13,8 +13,8 @@ from typing import Final
 from kelvin.contracts.errors import Refused
 from weightcache.peers.ownership_policy import ChunkState
 from weightcache.peers.peer_client import Peer, PeerBusy
-from weightcache.peers.peer_group import ChunkKey, PeerGroup
-from weightcache.sources.policy.fair_read_queue import ChunkCountLimit
+from weightcache.peers.peer_group import PeerGroup
+from weightcache.sources.policy.fair_read_queue import ChunkCountLimit, ChunkKey
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.source import UNLIMITED_READ_SLOT, ReadSlot, Source
 
@@ -39,9 +39,6 @@ class PeerTier:
         self.read_limit = ChunkCountLimit(MAX_PEER_READS)
         self._is_local = is_local
         self._last_senders: dict[ChunkKey, Peer] = {}
-
-    def __repr__(self) -> str:
-        return f"<PeerTier {self.group!r}>"
 
     @contextmanager
     def mark_wanted(self, key: ChunkKey) -> Iterator[None]:
@@ -140,9 +137,6 @@ class SharedStore:
         self.tier = inner.tier
         self.attempts = inner.attempts
         self.read_limit = inner.read_limit
-
-    def __repr__(self) -> str:
-        return f"<SharedStore {self._inner!r}>"
 
     def may_have(self, tenant: str, digest: str) -> bool:
         return self._inner.may_have(tenant, digest)

@@ -26,9 +26,6 @@ class StoreRanges:
         self._hedging = hedging
         self._counters = counters
 
-    def __repr__(self) -> str:
-        return f"<StoreRanges {self._hedging!r} {self.window!r}>"
-
     def reader_for(self, slot: ReadSlot) -> RangeReader:
         """Return a reader whose parts have the lengths and start times that `slot` allows."""
         return _SlotReader(self, slot)

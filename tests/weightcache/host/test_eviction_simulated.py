@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from weightcache.client.lease_protocol import HUGE_PAGE
-from weightcache.fetch.tier_model_policy import ReloadEstimator, TierModel, slab_reload_estimator
-from weightcache.host.policy.host_index import HostIndex
+from weightcache.fetch.tier_model_policy import TierModel, slab_reload_estimator
+from weightcache.host.policy.host_index import HostIndex, ReloadEstimator
 
 SLAB = 16 * HUGE_PAGE
 CHUNK = 8 << 20

@@ -62,7 +62,7 @@ def punched(fd: int) -> None:
 
 
 def unsealed(fd: int) -> None:
-    fcntl.fcntl(fd, libc.F_ADD_SEALS, libc.F_SEAL_WRITE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
 
 def made_writable(fd: int) -> None:

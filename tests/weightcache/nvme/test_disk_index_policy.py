@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weightcache.nvme.disk_index_policy import EVICTION_DIVISOR, ChunkKey, DiskIndex
+from weightcache.nvme.disk_index_policy import EVICTION_DIVISOR, DiskIndex
+from weightcache.sources.policy.fair_read_queue import ChunkKey
 
 BUDGET = 10
 KEYS = st.tuples(st.sampled_from("ab"), st.sampled_from("uvwxyz"))

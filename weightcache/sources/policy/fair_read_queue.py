@@ -114,9 +114,6 @@ class FairReadQueue:
         self._queued: dict[ChunkKey, int] = {}  # remaining bytes
         self._flow_count = 0
 
-    def __repr__(self) -> str:
-        return f"<FairReadQueue flows={len(self._states)} queued={len(self._queued)}>"
-
     def __len__(self) -> int:
         return len(self._queued)
 
