@@ -217,7 +217,7 @@ class Idempotency:
         claim, head = run.claim_result.result(), run.broadcast.head
         assert isinstance(claim, Claimed)
         assert head is not None
-        content = StoredResponse(run.account.request_id, head.status, head.headers, run.broadcast.body())
+        content = StoredResponse(run.account.request_id, head.status, head.headers, run.broadcast.complete_body())
         await self._answers.publish(run.answer_key, claim, self._sealer.seal(run.answer_key, content))
 
     def _remove_run(self, run: SharedRun) -> None:

@@ -88,7 +88,7 @@ class ResponseBroadcast:
         """Whether one more listener may join."""
         return self.is_whole and len(self._listeners) < MAX_LISTENERS
 
-    def body(self) -> bytes:
+    def complete_body(self) -> bytes:
         """Return the body. The response must be complete and whole."""
         assert self.is_complete
         assert self.is_whole

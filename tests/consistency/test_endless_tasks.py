@@ -20,11 +20,8 @@ ENDLESS = {
     "controlplane/api/internal_api.py: _stream": REQUEST,
     "controlplane/knative/custom_resource_controller.py: run": TOGETHER,
     "controlplane/app/leader_election.py: _renew_until_lost": "it ends the moment the lead is lost: no back-off",
-    "controlplane/knative/services/node_forecasts.py: follow": TOGETHER,
     "controlplane/knative/services/node_forecasts.py: _repeat": TOGETHER,
-    "controlplane/knative/knative_controller.py: follow": TOGETHER,
     "controlplane/knative/knative_controller.py: run": TOGETHER,
-    "controlplane/knative/services/tenant_namespaces.py: follow": TOGETHER,
     "controlplane/knative/services/tenant_namespaces.py: _probe_forever": TOGETHER,
     "kelvin/process/loops.py: run": "makes the tasks of all loops",
 }

@@ -19,7 +19,7 @@ class AnyAttribute:
 def application() -> Any:
     """Return the application of one machine with empty collaborators. They are used only when a route is called."""
     nothing = cast(Any, AnyAttribute())
-    parts = ("replicas", "outcomes", "decider", "jobs", "find_live_replicas")
+    parts = ("replicas", "outcomes", "scaler", "jobs", "find_live_replicas")
     running = SimpleNamespace(**dict.fromkeys(parts, nothing))
     running.routers = (machine_api.router(*[nothing] * 3),)
     return build_app(nothing, cast(Any, running), nothing)

@@ -20,7 +20,7 @@ class RecordedBroadcast:
 
     async def _ended(self) -> None:
         assert not self.broadcast.has_ended, "the end is sent after the answer is stored"
-        self.said.append(f"ended {len(self.broadcast.body()) if self.broadcast.is_whole else 0}")
+        self.said.append(f"ended {len(self.broadcast.complete_body()) if self.broadcast.is_whole else 0}")
 
     async def say(self, data: bytes, *, next_piece: bool = True) -> None:
         await self.broadcast.send({"type": "http.response.body", "body": data, "more_body": next_piece})
@@ -44,7 +44,7 @@ async def test_each_client_reads_from_the_first_byte() -> None:
             await recorded.say(b"llo", next_piece=False)
             assert await one.next_piece() == (b"llo", True)
             assert await two.next_piece() == (b"hello", True)
-        assert broadcast.body() == b"hello"
+        assert broadcast.complete_body() == b"hello"
     assert recorded.said == ["ended 5"]
 
 
