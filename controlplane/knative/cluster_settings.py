@@ -135,8 +135,8 @@ def _read_pools(env: Mapping[str, str], pods: ClusterSpec) -> PoolSettings:
     models = _read_list(env, shared, _PATTERN.fullmatch, "TENANT/MODEL, or * for either")
     if not models:
         raise BadSetting(shared, env.get(shared, ""), f"is required with {name}")
-    apart_from = frozenset(_read_list(env, apart, _LABEL.fullmatch, "a tenant"))
-    return PoolSettings(pools, PoolingRule(models, apart_from))
+    excluded_tenants = frozenset(_read_list(env, apart, _LABEL.fullmatch, "a tenant"))
+    return PoolSettings(pools, PoolingRule(models, excluded_tenants))
 
 
 def _parse_pool(part: str) -> PoolSpec | None:
@@ -196,21 +196,21 @@ def _read_device_class(env: Mapping[str, str], name: str) -> str | None:
     return value or None
 
 
-def _read_list(env: Mapping[str, str], name: str, fits: Callable[[str], object], rule: str) -> tuple[str, ...]:
+def _read_list(env: Mapping[str, str], name: str, is_valid: Callable[[str], object], rule: str) -> tuple[str, ...]:
     value = env.get(name, "")
     found = tuple(part.strip() for part in value.split(",") if part.strip())
-    if not all(map(fits, found)):
+    if not all(map(is_valid, found)):
         raise BadSetting(name, value, f"each must be {rule}")
     return found
 
 
 def _read_pairs(env: Mapping[str, str], name: str) -> list[tuple[str, str]]:
-    def fits(part: str) -> bool:
+    def is_valid(part: str) -> bool:
         key, separator, value = part.partition("=")
         return bool(separator and _KEY.fullmatch(key) and _VALUE.fullmatch(value))
 
     return [
-        (key, value) for key, _, value in (part.partition("=") for part in _read_list(env, name, fits, "KEY=VALUE"))
+        (key, value) for key, _, value in (part.partition("=") for part in _read_list(env, name, is_valid, "KEY=VALUE"))
     ]
 
 

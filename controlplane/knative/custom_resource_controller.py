@@ -58,7 +58,7 @@ class CustomResourceController:
         self._lines = 0  # log lines of this pass
 
     def __repr__(self) -> str:
-        counts = {kind: len(view.objects) for kind, view in self._caches.items()}
+        counts = {kind: len(cache.objects) for kind, cache in self._caches.items()}
         return f"<CustomResourceController {counts} failing={len(self._failures)}>"
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class CustomResourceController:
 
     async def _reconcile_all(self) -> None:
         """Reconcile every object once. The next pass retries what the cluster refuses."""
-        if not all(view.synced for view in self._caches.values()):
+        if not all(cache.synced for cache in self._caches.values()):
             return
         self._failing, self._lines = {}, 0
         if tenants := tuple(self._caches[policy.TENANT].objects.values()):
@@ -140,20 +140,20 @@ class CustomResourceController:
             await self._finalize(obj, (lambda: self._models.delete(actor, spec.tenant, name)) if is_owned else None)
             return
         await self._set_finalizer(obj, is_owned)
-        facts, done = self._models.find_facts(spec.tenant, name), policy.applied_generation(obj)
+        facts, applied = self._models.find_facts(spec.tenant, name), policy.applied_generation(obj)
         if facts is None:
             not_pushed = (policy.applied_condition(NotFound("model", name)), policy.model_ready_condition(None))
-            await self._write_conditions(obj, done, not_pushed, **policy.model_status(None))
+            await self._write_conditions(obj, applied, not_pushed, **policy.model_status(None))
             return
         drift = policy.model_drift(spec, facts)
-        done, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(actor, spec, name, drift))
+        applied, failure = await self._apply_spec(obj, lambda: self._models.apply_spec(actor, spec, name, drift))
         facts = self._models.find_facts(spec.tenant, name) or facts
         conditions = (
             policy.applied_condition(failure),
             policy.model_ready_condition(facts),
             policy.in_sync_condition(policy.model_drift(spec, facts)),
         )
-        await self._write_conditions(obj, done, conditions, **policy.model_status(facts))
+        await self._write_conditions(obj, applied, conditions, **policy.model_status(facts))
 
     def _check_namespace(self, obj: Json, tenant: str) -> None:
         """Raise Refused unless the object is in the tenant's namespace: a writer there speaks for that tenant only."""
@@ -181,11 +181,11 @@ class CustomResourceController:
         return [_mirrored(key, obj["metadata"]["namespace"], owner) for key in keys]
 
     async def _reconcile_version(self, wanted: Json) -> None:
-        seen = self._mirror.find_observed(Ref.of(wanted))
+        observed = self._mirror.find_observed(Ref.of(wanted))
         spec = wanted["spec"]
         status = self._models.version_status(VersionKey(spec["tenant"], spec["model"], spec["version"]))
-        if seen is not None and status is not None:
-            await self._write_status(seen, status)
+        if observed is not None and status is not None:
+            await self._write_status(observed, status)
 
     # -- tenants --
 
@@ -201,27 +201,27 @@ class CustomResourceController:
             await self._finalize(obj, (lambda: self._tenants.delete(actor, name)) if is_owned else None)
             return
         await self._set_finalizer(obj, is_owned)
-        done, failure = await self._apply_spec(obj, lambda: self._tenants.apply_spec(actor, spec, name, facts))
-        if done != policy.applied_generation(obj) or failure is not None:
+        applied, failure = await self._apply_spec(obj, lambda: self._tenants.apply_spec(actor, spec, name, facts))
+        if applied != policy.applied_generation(obj) or failure is not None:
             facts = (await self._tenants.list_facts()).get(name)
         conditions = [policy.applied_condition(failure), policy.tenant_ready_condition(facts)]
         if facts is not None:
             conditions.append(policy.in_sync_condition(policy.tenant_drift(spec, facts)))
-        await self._write_conditions(obj, done, conditions, models=0 if facts is None else facts.models)
+        await self._write_conditions(obj, applied, conditions, models=0 if facts is None else facts.models)
 
     # -- both --
 
     async def _apply_spec(self, obj: Json, apply_spec: Callable[[], Awaitable[None]]) -> tuple[int, Failure | None]:
         """Apply the spec. Return the applied generation, and why it is not the current one. Raises Refused to retry."""
-        done = policy.applied_generation(obj)
-        if done == policy.generation_of(obj):
-            return done, None
+        applied = policy.applied_generation(obj)
+        if applied == policy.generation_of(obj):
+            return applied, None
         try:
             await apply_spec()
         except Refused as refused:
             if refused.failure.retryable:
                 raise
-            return done, refused.failure
+            return applied, refused.failure
         return policy.generation_of(obj), None
 
     async def _set_finalizer(self, obj: Json, wanted: bool) -> None:
@@ -252,10 +252,10 @@ class CustomResourceController:
         await self._write_conditions(obj, policy.applied_generation(obj), (policy.applied_condition(failure),))
 
     async def _write_conditions(
-        self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object
+        self, obj: Json, applied: int, conditions: Iterable[policy.Condition], **rest: object
     ) -> None:
         await self._write_status(
-            obj, policy.build_status(obj, done, conditions, timestamp(self._clock.wall_s()), **rest)
+            obj, policy.build_status(obj, applied, conditions, timestamp(self._clock.wall_s()), **rest)
         )
 
     async def _write_status(self, obj: Json, status: Mapping[str, object]) -> None:
@@ -270,17 +270,17 @@ class CustomResourceController:
 
     def _is_there(self, obj: Json) -> bool:
         """Return whether the watch still shows this object, and not another one with its name."""
-        if (view := self._caches.get(obj["kind"])) is None:
+        if (cache := self._caches.get(obj["kind"])) is None:
             return True
-        seen = view.objects.get(Ref.of(obj))
-        return seen is not None and seen["metadata"].get("uid") == obj["metadata"].get("uid")
+        observed = cache.objects.get(Ref.of(obj))
+        return observed is not None and observed["metadata"].get("uid") == obj["metadata"].get("uid")
 
     async def _write(self, call: Callable[[Json], Awaitable[Json]], obj: Json) -> None:
         """Write the object, and put the response into the cache at once. Mirrors are only read by their own watch."""
-        if (view := self._caches.get(obj["kind"])) is None:
+        if (cache := self._caches.get(obj["kind"])) is None:
             await call(obj)
             return
-        with view.track_call(Ref.of(obj)) as store:
+        with cache.track_call(Ref.of(obj)) as store:
             store(await call(obj))
 
 

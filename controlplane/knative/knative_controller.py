@@ -156,7 +156,7 @@ class KnativeController:
         self._begin()
         revisions, slices = asyncio.Event(), asyncio.Event()
         async with Loops() as loops, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._applier.run(), name="converge")
+            tasks.create_task(self._applier.run(), name="apply services")
             tasks.create_task(
                 follow(
                     self._api,

@@ -90,11 +90,11 @@ class Applier:
         if before is None:
             self._enqueue([*rendered, *self._view.objects])
             return
-        others = [ref for ref, each in rendered.items() if before.get(ref) != each]
-        others += [ref for ref in before if ref not in rendered]
-        for ref in others:
+        changed = [ref for ref, each in rendered.items() if before.get(ref) != each]
+        changed += [ref for ref in before if ref not in rendered]
+        for ref in changed:
             self._wanted_with_digest.pop(ref, None)
-        self._enqueue(others)
+        self._enqueue(changed)
 
     def find_observed(self, ref: Ref) -> Json | None:
         """Return the object as it was last seen."""
@@ -117,7 +117,7 @@ class Applier:
                 await permits.acquire()
                 ref = await self._wait_for_next()
                 self._busy.add(ref)
-                tasks.create_task(self._run_step(ref, permits), name=f"converge {ref}")
+                tasks.create_task(self._run_step(ref, permits), name=f"step {ref}")
 
     async def _watch(self) -> None:
         async with aclosing(self._api.watch(*self._kind, labels=OURS_SELECTOR)) as changes:
@@ -185,10 +185,10 @@ class Applier:
         return policy.decide(self._with_digest(ref), self.find_observed(ref), state, now, self._installation)
 
     def _with_digest(self, ref: Ref) -> Json | None:
-        held = self._wanted_with_digest.get(ref)
-        if held is None and self._wanted is not None and ref in self._wanted:
-            held = self._wanted_with_digest[ref] = policy.with_digest(self._wanted[ref], self._installation)
-        return held
+        wanted = self._wanted_with_digest.get(ref)
+        if wanted is None and self._wanted is not None and ref in self._wanted:
+            wanted = self._wanted_with_digest[ref] = policy.with_digest(self._wanted[ref], self._installation)
+        return wanted
 
     def _record_foreign(self, ref: Ref, owner: str) -> None:
         wanted, state = self._with_digest(ref), self._states.get(ref, ApplyState())
@@ -199,14 +199,14 @@ class Applier:
 
     def _clear_refusal(self, ref: Ref) -> None:
         """Drop the refusal of an object that is no longer wanted, or is now in its wanted state."""
-        held = self._states.get(ref)
-        if held is None or self._wanted is None:
+        state = self._states.get(ref)
+        if state is None or self._wanted is None:
             return
         is_as_wanted = (
-            held.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.find_observed(ref) is not None
+            state.wanted_digest == policy.digest_of(self._with_digest(ref)) and self.find_observed(ref) is not None
         )
         # An existing object that is not wanted is being deleted, or belongs to another installation.
-        if ref not in self._wanted or (held.is_failing and is_as_wanted):
+        if ref not in self._wanted or (state.is_failing and is_as_wanted):
             del self._states[ref]
 
     def _schedule(self, ref: Ref, when: float) -> None:
@@ -221,13 +221,13 @@ class Applier:
             now, wait_s = self._now(), None
             while self._heap:
                 when, _, ref = self._heap[0]
-                late = max(when, self._outage.not_before) - now
-                current = self._due.get(ref) == when
-                if current and ref not in self._busy and late > 0:
-                    wait_s = late
+                delay_s = max(when, self._outage.not_before) - now
+                is_current = self._due.get(ref) == when
+                if is_current and ref not in self._busy and delay_s > 0:
+                    wait_s = delay_s
                     break
                 heapq.heappop(self._heap)
-                if current:
+                if is_current:
                     del self._due[ref]
                     if ref not in self._busy:  # a busy object is processed again when its call is done
                         return ref
@@ -281,15 +281,15 @@ class Applier:
     def _record_refusal(self, ref: Ref, wanted: Json | None, state: ApplyState, api_failure: ApiFailure) -> None:
         now, refusal = self._now(), Refusal(api_failure.reason, api_failure.message)
         not_before = now + api_failure.retry_after_s if isinstance(api_failure, Busy) else now
-        held = policy.after_refusal(wanted, refusal, state, now, self._luck())
-        self._states[ref] = policy.delay_until(held, not_before)
+        refused = policy.after_refusal(wanted, refusal, state, now, self._luck())
+        self._states[ref] = policy.delay_until(refused, not_before)
         if state.refusal != refusal:
             _LOG.warning("%s is refused: %s", ref, api_failure)
         # Of several failures at the same time only one counts.
         if isinstance(api_failure, Busy | Unreachable) and self._outage.not_before <= now:
-            away = policy.after_refusal(None, refusal, self._outage, now, self._luck())
-            away = replace(away, not_before=min(away.not_before, now + OUTAGE_RETRY_MAX_S))
-            self._outage = policy.delay_until(away, not_before)
+            outage = policy.after_refusal(None, refusal, self._outage, now, self._luck())
+            outage = replace(outage, not_before=min(outage.not_before, now + OUTAGE_RETRY_MAX_S))
+            self._outage = policy.delay_until(outage, not_before)
 
     def _now(self) -> float:
         return self._clock.monotonic_us() / _US

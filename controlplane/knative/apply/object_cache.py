@@ -36,8 +36,8 @@ class ObjectCache:
             case Deleted(ref, uid, version):
                 if ref in self._deleted_versions:
                     self._deleted_versions[ref] = version
-                held = self.objects.get(ref)
-                if held is None or (uid and held["metadata"].get("uid") != uid):
+                cached = self.objects.get(ref)
+                if cached is None or (uid and cached["metadata"].get("uid") != uid):
                     return set()  # the name belongs to another object by now
                 del self.objects[ref]
                 return {ref}
@@ -59,8 +59,8 @@ class ObjectCache:
     def _accept(self, obj: Json) -> bool:
         """Store the object unless a newer state or deletion is known. Return whether it was stored."""
         ref = Ref.of(obj)
-        held = self.objects.get(ref)
-        if held is not None and _is_older(obj, _version(held)):
+        cached = self.objects.get(ref)
+        if cached is not None and _is_older(obj, _version(cached)):
             return False
         if _is_older(obj, self._deleted_versions.get(ref, "")):
             return False
@@ -69,9 +69,9 @@ class ObjectCache:
 
     def mark_deleting(self, ref: Ref, uid: str) -> None:
         """Mark an object as being deleted, before the watch says so. The deletion may take time."""
-        held = self.objects.get(ref)
-        if held is not None and held["metadata"].get("uid") == uid:
-            self.objects[ref] = {**held, "metadata": {**held["metadata"], "deletionTimestamp": "just now"}}
+        cached = self.objects.get(ref)
+        if cached is not None and cached["metadata"].get("uid") == uid:
+            self.objects[ref] = {**cached, "metadata": {**cached["metadata"], "deletionTimestamp": "just now"}}
 
 
 class UidTracker:
@@ -132,5 +132,5 @@ def _is_older(obj: Json, version: str) -> bool:
     """Return whether the object's version is older. Versions of one kind compare as numbers, officially since
     Kubernetes 1.35. A recreated object has a newer version than its predecessor.
     """
-    one, two = parse_whole_number(_version(obj), 40), parse_whole_number(version, 40)
-    return one is not None and two is not None and one < two
+    own_number, other_number = parse_whole_number(_version(obj), 40), parse_whole_number(version, 40)
+    return own_number is not None and other_number is not None and own_number < other_number

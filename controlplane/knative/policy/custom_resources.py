@@ -201,7 +201,7 @@ def applied_generation(obj: Mapping[str, Any]) -> int:
 
 
 def build_status(
-    obj: Mapping[str, Any], done: int, conditions: Iterable[Condition], now: str, **rest: object
+    obj: Mapping[str, Any], applied: int, conditions: Iterable[Condition], now: str, **rest: object
 ) -> dict[str, object]:
     """Return the object's status at `now` (RFC 3339). An unchanged condition keeps its transition time."""
     generation = generation_of(obj)
@@ -219,7 +219,7 @@ def build_status(
                 "lastTransitionTime": previous.get("lastTransitionTime") if previous.get("status") == value else now,
             }
         )
-    return {**rest, "observedGeneration": generation, "appliedGeneration": done, "conditions": condition_rows}
+    return {**rest, "observedGeneration": generation, "appliedGeneration": applied, "conditions": condition_rows}
 
 
 def model_status(facts: ModelFacts | None) -> dict[str, object]:

@@ -131,9 +131,9 @@ class PodWaits:
     def pending(self) -> tuple[Pending, ...]:
         """Return waiting replicas by class. A class with a recent wait has a row even without replicas."""
         since: dict[NodeClass, list[float]] = {node: [] for node in self._waited}
-        for seen in self._pods.values():
-            if _is_waiting(seen) and seen.unschedulable_since_s is not None:
-                since.setdefault(seen.node, []).append(seen.unschedulable_since_s)
+        for pod in self._pods.values():
+            if _is_waiting(pod) and pod.unschedulable_since_s is not None:
+                since.setdefault(pod.node, []).append(pod.unschedulable_since_s)
         return tuple(
             Pending(node, len(each), min(each, default=None), *self._node(node)) for node, each in sorted(since.items())
         )
@@ -146,8 +146,8 @@ class PodWaits:
 
     def service_of(self, object_name: NamespacedName) -> NamespacedName | None:
         """Return the Service of a pod; None if there is no such pod."""
-        seen = self._pods.get(object_name)
-        return None if seen is None else (object_name[0], seen.service)
+        pod = self._pods.get(object_name)
+        return None if pod is None else (object_name[0], pod.service)
 
     def services_with_problem(self) -> Iterator[NamespacedName]:
         """Yield the Services whose pods have a problem."""
@@ -158,15 +158,13 @@ class PodWaits:
     def problem(self, service: NamespacedName) -> PodProblem | None:
         """Return why none of the Service's pods is ready; None if one is, or there is no problem."""
         pods = [self._pods[object_name] for object_name in self._pods_by_service.get(service, ())]
-        if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_become_unready) for seen in pods):
+        if any(pod.ready_s is not None and not (pod.is_leaving or pod.has_become_unready) for pod in pods):
             return None
         if any(map(_is_waiting, pods)):
             return PodProblem(UNSCHEDULABLE)
         # Restarts of a pod that was ready may be long ago. They count only while the kubelet holds a container back.
-        held = (
-            seen for seen in pods if not seen.is_leaving and (seen.is_container_waiting or not seen.has_become_unready)
-        )
-        return next((seen.problem for seen in held if seen.problem is not None), None)
+        held = (pod for pod in pods if not pod.is_leaving and (pod.is_container_waiting or not pod.has_become_unready))
+        return next((pod.problem for pod in held if pod.problem is not None), None)
 
     def forecast_ready_s(self, service: NamespacedName, now_s: float) -> float | None:
         """Return the seconds until the first of the Service's pods is ready: the wait for a node, and the start on it.
@@ -175,16 +173,16 @@ class PodWaits:
         start_s = self._starts.get(service, self._start).value
         left = []
         for object_name in self._pods_by_service.get(service, ()):
-            seen = self._pods[object_name]
-            if seen.is_leaving:
+            pod = self._pods[object_name]
+            if pod.is_leaving:
                 continue
-            if seen.ready_s is not None:
+            if pod.ready_s is not None:
                 return None
-            if seen.placed_s is not None:
-                left.append(max(0.0, start_s - _since_s(seen.placed_s, now_s)))
-            elif seen.unschedulable_since_s is not None:
-                node_s, _ = self._node(seen.node)
-                left.append(_remaining_s(node_s, _since_s(seen.unschedulable_since_s, now_s)) + start_s)
+            if pod.placed_s is not None:
+                left.append(max(0.0, start_s - _since_s(pod.placed_s, now_s)))
+            elif pod.unschedulable_since_s is not None:
+                node_s, _ = self._node(pod.node)
+                left.append(_remaining_s(node_s, _since_s(pod.unschedulable_since_s, now_s)) + start_s)
         return min(left, default=None)
 
     def check_integrity(self) -> None:
@@ -194,7 +192,7 @@ class PodWaits:
             for service, object_names in self._pods_by_service.items()
             for object_name in object_names
         }
-        assert indexed == {((object_name[0], seen.service), object_name) for object_name, seen in self._pods.items()}
+        assert indexed == {((object_name[0], pod.service), object_name) for object_name, pod in self._pods.items()}
         assert all(self._pods_by_service.values())
         assert len(self._waited) <= MAX_CLASSES
         assert len(self._starts) <= MAX_STARTS
@@ -214,8 +212,8 @@ class PodWaits:
             _add(self._starts, (object_name[0], now.service), start_s, MAX_STARTS)
             self._start = self._start.with_sample(max(0.0, start_s))
 
-    def _forget(self, object_name: NamespacedName, seen: ObservedPod) -> None:
-        service = object_name[0], seen.service
+    def _forget(self, object_name: NamespacedName, pod: ObservedPod) -> None:
+        service = object_name[0], pod.service
         del self._pods_by_service[service][object_name]
         if not self._pods_by_service[service]:
             del self._pods_by_service[service]
@@ -276,8 +274,8 @@ def node_of(spec: Mapping[str, Any]) -> NodeClass:
     return NodeClass(min(devices, default="cpu").removeprefix(_DEVICES), node_selector.get(_ZONE) or ANY_ZONE, spot)
 
 
-def _is_waiting(seen: ObservedPod) -> bool:
-    return seen.unschedulable_since_s is not None and not seen.is_leaving
+def _is_waiting(pod: ObservedPod) -> bool:
+    return pod.unschedulable_since_s is not None and not pod.is_leaving
 
 
 def _since_s(then_s: float, now_s: float) -> float:

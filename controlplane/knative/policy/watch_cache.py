@@ -110,7 +110,7 @@ class WatchCache:
         revision = None if service is None else revision_row(service, object_name)
         replicas = {} if service is None else self._replicas(object_name, service)
         failed = None if service is None else self._failure(object_name, service)
-        news = FeedChanges(
+        changes = FeedChanges(
             revisions=() if revision is None or revision == published.revision else (revision,),
             removed_revisions=tuple(
                 _name(row) for row in (published.revision,) if row and (not revision or _name(revision) != _name(row))
@@ -125,7 +125,7 @@ class WatchCache:
             self._published.pop(object_name, None)
         else:
             self._published[object_name] = _Published(revision, replicas, failed)
-        return news
+        return changes
 
     def _replicas(self, object_name: NamespacedName, service: Service) -> dict[str, ReplicaRow]:
         found: dict[str, ReplicaRow] = {}

@@ -172,8 +172,8 @@ class PoolActuator:
         if was_ours:
             self._reset(pod)
         start.attempts += 1
-        why = {"version": str(start.key), "why": failure.message, "attempt": start.attempts}
-        log.warning("a bind failed", extra=why)
+        fields = {"version": str(start.key), "why": failure.message, "attempt": start.attempts}
+        log.warning("a bind failed", extra=fields)
         was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"
         if not was_ours:
             return  # it was released, or is gone: the autoscaler replaces it
@@ -245,13 +245,13 @@ class PoolActuator:
 
     def _lose_replica(self, pod: PoolPod) -> None:
         """Report that the pod's replica has ended, if it had one."""
-        key, was, runtime_id = pod.key, pod.state, pod.runtime_id
+        key, state_before, runtime_id = pod.key, pod.state, pod.runtime_id
         self._reset(pod)
         if key is None or not runtime_id:
             return
         self._feed.publish(Feed(removed_replicas=(runtime_id,)))
         self._table.remove(runtime_id)
-        state = ReplicaState.READY if was is PodState.BOUND else ReplicaState.DRAINING
+        state = ReplicaState.READY if state_before is PodState.BOUND else ReplicaState.DRAINING
         replica = Replica(runtime_id, state, self._now(), key=key)
         notify(self._listeners, lambda listener: listener.on_replica_lost(replica))
 

@@ -174,21 +174,21 @@ class PoolController:
     def _update_pods(self, owner: NamespacedName) -> None:
         spec, namespace = self._specs[owner], owner[0]
         pods = [pod for slice_owner, found in self._slices.values() if slice_owner == owner for pod in found.pods]
-        every, there = {pod.name: pod for pod in pods}, {(pod.name, pod.url) for pod in pods}
-        for known in self.pods:
+        names_and_urls = {(pod.name, pod.url) for pod in pods}
+        for each in self.pods:
             # After its node has rebooted, a pod keeps its name but has another address.
-            if (known.namespace, known.pool) == (namespace, spec.name) and (known.name, known.url) not in there:
-                self._actuator.on_deleted(known)
-        for pod in every.values():
-            known_pod = self.pods.find((namespace, pod.name))
-            if known_pod is None:
+            if (each.namespace, each.pool) == (namespace, spec.name) and (each.name, each.url) not in names_and_urls:
+                self._actuator.on_deleted(each)
+        for pod in {pod.name: pod for pod in pods}.values():
+            pooled_pod = self.pods.find((namespace, pod.name))
+            if pooled_pod is None:
                 control_url = f"https://{urlsplit(pod.url).netloc.rpartition(':')[0]}:{self._settings.port}"
-                known_pod = PoolPod(
+                pooled_pod = PoolPod(
                     pod.name, namespace, spec.name, spec.weight_bytes, pod.url, control_url, self._clock.monotonic_us()
                 )
-                self.pods.add(known_pod)
+                self.pods.add(pooled_pod)
             if pod.is_leaving:
-                self._actuator.on_terminating(known_pod)
+                self._actuator.on_terminating(pooled_pod)
 
     def count_pods(self) -> dict[tuple[str, ...], float]:
         """Return the number of pods by pool and state, and the wanted number of each pool."""
@@ -239,7 +239,7 @@ class PoolController:
         for owner in self._specs:
             self._update_pods(owner)
         deadline_us = self._clock.monotonic_us() + int(ADOPTION_S * 1e6)
-        probes = [asyncio.create_task(self._probe(pod), name=f"look at {pod.name}") for pod in self.pods]
+        probes = [asyncio.create_task(self._probe(pod), name=f"probe {pod.name}") for pod in self.pods]
         try:
             while self._clock.monotonic_us() < deadline_us and (
                 not all(probe.done() for probe in probes) or any(pod.state is PodState.BINDING for pod in self.pods)
@@ -259,17 +259,17 @@ class PoolController:
 
     async def _tick_forever(self) -> None:
         """Probe pods and publish, once a second. Probes run in the background, so a slow pod delays nothing."""
-        beat = 0
+        tick = 0
         while True:
-            every = beat % IDLE_PROBE_TICKS == 0
+            probes_all = tick % IDLE_PROBE_TICKS == 0
             for pod in self.pods:
-                if every or pod.state not in _KNOWN or pod.written_deletion_cost != _deletion_cost(pod):
-                    self._tasks.start(self._probe(pod), f"look at {pod.name}")
+                if probes_all or pod.state not in _KNOWN or pod.written_deletion_cost != _deletion_cost(pod):
+                    self._tasks.start(self._probe(pod), f"probe {pod.name}")
             self._actuator.assign_pods()
             self._explain()
             self._publish_pool_rows()
             await self._clock.sleep(TICK_INTERVAL_S)
-            beat += 1
+            tick += 1
 
     async def _probe(self, pod: PoolPod) -> None:
         """Ask the pod for its state, and update its deletion cost. Does nothing while another probe of it runs."""
@@ -295,8 +295,8 @@ class PoolController:
         except ClusterError as error:
             pod.refusals += 1
             if should_log(pod.refusals):
-                why = {"pod": pod.name, "why": str(error), "failures": pod.refusals}
-                log.warning("a pod's deletion cost can't be written", extra=why)
+                fields = {"pod": pod.name, "why": str(error), "failures": pod.refusals}
+                log.warning("a pod's deletion cost can't be written", extra=fields)
         else:
             pod.written_deletion_cost, pod.refusals = cost, 0
 

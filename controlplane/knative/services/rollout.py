@@ -90,8 +90,8 @@ class Rollout:
         entries = {**self._entries, **changed}
         self._drop_finished(changed)
         every = [entry.service_rollout for entry in entries.values() if entry.service_rollout is not None]
-        turns, is_proven = admit_next_wave(every, now_s)
-        due = {ref for ref in self._rendered if ref.namespaced_name in turns} if turns else set[Ref]()
+        admitted, is_proven = admit_next_wave(every, now_s)
+        due = {ref for ref in self._rendered if ref.namespaced_name in admitted} if admitted else set[Ref]()
         for ref in dict.fromkeys((*changed, *due)):
             self.chosen[ref] = self._choose(ref, entries[ref], ref in due, is_proven)
         explained = (is_proven, any(each.is_failure for each in every))
@@ -100,7 +100,7 @@ class Rollout:
             self._explain(entries, *explained, int(now_s))
             self._last_explained = explained
         self._entries = entries  # last: after an error, the next call reads and chooses all of these again
-        self.is_moving = bool(turns) or any(each.reason == "starting" for each in self.images_behind.values())
+        self.is_moving = bool(admitted) or any(each.reason == "starting" for each in self.images_behind.values())
         return bool(changed or due)
 
     def _read_changed(self, refusals: Mapping[Ref, Refusal], now_s: float) -> "dict[Ref, _Entry]":
@@ -152,7 +152,7 @@ class Rollout:
             if is_done or rendering_of(self._admitted[ref]) != rendering_of(entry.sources.rendered):
                 del self._admitted[ref]
 
-    def _choose(self, ref: Ref, entry: "_Entry", is_turn: bool, is_proven: bool) -> Json:
+    def _choose(self, ref: Ref, entry: "_Entry", is_due: bool, is_proven: bool) -> Json:
         obj, observed, service_rollout = entry.sources.rendered, entry.sources.observed, entry.service_rollout
         if service_rollout is None or service_rollout.stage not in OUTDATED:
             self._held_services.pop(ref, None)
@@ -166,12 +166,12 @@ class Rollout:
             before = self._admitted.get(ref)
             if before is not None and scale_annotations(before) == scale_annotations(obj):
                 return before
-            if is_turn or before is not None:
+            if is_due or before is not None:
                 self._admitted[ref] = with_template_annotations(obj, {INITIAL_SCALE: zero if is_proven else None})
                 return self._admitted[ref]
             self._held_services[ref] = hold_rendering(self._held_services.get(ref) or owned_part(observed), obj, zero)
             return self._held_services[ref]
-        if is_turn:
+        if is_due:
             self._admitted[ref] = with_template_annotations(obj, {ATTEMPT: str(service_rollout.attempts + 1)})
             return self._admitted[ref]
         return keep_annotations(obj, observed, zero)

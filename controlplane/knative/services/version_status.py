@@ -116,28 +116,30 @@ class VersionStatusPublisher:
                 return found
         return None
 
-    def _publish(self, news: FeedChanges) -> None:
-        if not news:
+    def _publish(self, changes: FeedChanges) -> None:
+        if not changes:
             return
         # A version without a node still waits, and `NodeForecasts` says for how long. Its Revision fails if no node
         # comes in time.
-        failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.node_forecasts.is_known]
+        failed = [
+            each for each in changes.failed if each[1].reason != UNSCHEDULABLE or not self.node_forecasts.is_known
+        ]
         failures = tuple(self._failure(key, start_failure(why.reason)) for key, why in failed)
         for key, why in failed:
             log.warning("no replica came up", extra={"version": str(key), "why": why.reason})
         self._feed.publish(
             Feed(
-                revisions=news.revisions,
-                removed_revisions=news.removed_revisions,
-                replicas=news.replicas,
-                removed_replicas=news.removed_replicas,
+                revisions=changes.revisions,
+                removed_revisions=changes.removed_revisions,
+                replicas=changes.replicas,
+                removed_replicas=changes.removed_replicas,
                 failures=failures,
             )
         )
-        for row in news.replicas:
+        for row in changes.replicas:
             if (pod := self._pods.upsert(row)) is not None:
                 self._outcomes.on_replica_ready(pod)
-        for name in news.removed_replicas:
+        for name in changes.removed_replicas:
             self._pods.remove(name)
 
     def _record_problem(self, service: Service, now: PodProblem | None, before: PodProblem | None) -> None:

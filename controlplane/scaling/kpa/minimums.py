@@ -63,10 +63,10 @@ class Minimums:
         minimums: dict[str, list[tuple[VersionKey, int]]] = {}
         for key, minimum in self.list_all():
             minimums.setdefault(key.tenant, []).append((key, minimum))
-        for tenant, own in minimums.items():
+        for tenant, own_minimums in minimums.items():
             if any(each != tenant for each in waiting):
                 competing = weights | {tenant: self._feed.weight(tenant)}
-                self._bounds |= cap_minimums(tenant_share(slots, competing, tenant), own)
+                self._bounds |= cap_minimums(tenant_share(slots, competing, tenant), own_minimums)
 
     def is_below_share(self, tenant: str) -> bool:
         """Return whether the tenant has fewer replicas than its share of the device slots."""

@@ -73,19 +73,19 @@ def target_size(sizing: PoolSizing, load: PoolLoad) -> TargetSize:
         return TargetSize(0, SizeReason.OFF, 0.0)
     takes = load.takes
     mean = takes.per_s * takes.replace_s
-    wishes = (
+    demands = (
         (sizing.minimum, SizeReason.LEAST),
         (ceil(sizing.share * load.running), SizeReason.SHARE),
         (standbys_for_rate(mean, sizing.target, sizing.maximum + 1), SizeReason.RATE),
         (standbys_for_history(takes.outstanding_weights, sizing.target), SizeReason.BURSTS),
     )
-    wanted, reason = max(wishes, key=lambda wish: wish[0])  # the first of equals
-    for bound, cut in (
+    wanted, reason = max(demands, key=lambda demand: demand[0])  # the first of equals
+    for bound, bound_reason in (
         (sizing.maximum, SizeReason.MOST),
         (sizing.budget_bytes // max(1, load.standby_bytes), SizeReason.BUDGET),
     ):
         if wanted > bound:
-            wanted, reason = bound, cut
+            wanted, reason = bound, bound_reason
     return TargetSize(
         wanted,
         reason,
