@@ -27,7 +27,7 @@ from aiohttp import web
 from coldstart_bench.harness.temporary_certificates import make_certificate
 from tests.cluster.kube_api.deletions import Deletion, delete
 from tests.cluster.kube_api.garbage_collector import collect
-from tests.cluster.kube_api.http_frontend import Fault, HttpFrontend, SeenRequest
+from tests.cluster.kube_api.http_frontend import Fault, HttpFrontend, RecordedRequest
 from tests.cluster.kube_api.kinds import Kind, knative
 from tests.cluster.kube_api.object_storage import ObjectStorage
 from tests.cluster.kube_api.objects import Options
@@ -98,27 +98,27 @@ class ApiServer:
     # -- faults, watches and credentials
 
     @property
-    def seen(self) -> list[SeenRequest]:
+    def requests(self) -> list[RecordedRequest]:
         """Every request, in order."""
-        return self.front.seen
+        return self.front.requests
 
     @property
-    def watching(self) -> int:
+    def open_watches(self) -> int:
         """The number of open watches."""
         return len(self.front.streams)
 
-    def fail(self, *faults: Fault) -> None:
+    def inject_faults(self, *faults: Fault) -> None:
         """Add faults. Each applies once, to the next request that matches."""
         with self.cluster.lock:
             self.front.faults.extend(faults)
 
     def drop_watches(self) -> None:
         """End every watch without a last chunk."""
-        self.front.cut()
+        self.front.drop_streams()
 
     def bookmark(self) -> None:
         """Send a bookmark to every watch that takes bookmarks."""
-        self.front.book()
+        self.front.send_bookmarks()
 
     def expire(self, *, as_status: bool = False) -> None:
         """Make every resource version until now too old for a watch or for the next page of a list.
@@ -203,7 +203,7 @@ def serving(*, tls: Path | None = None) -> Iterator[ApiServer]:
             await web.SockSite(runner, listener, ssl_context=context).start()
             await front.run(stop)
         finally:
-            front.cut()
+            front.drop_streams()
             await runner.cleanup()
 
     with socket.create_server((HOST, 0)) as listener, running_loop_thread(main):

@@ -36,7 +36,7 @@ def delete(cluster: ObjectStorage, kind: Kind, namespace: str, name: str, how: D
             finalizers = [each for each in finalizers if each not in HOLDING.values()]
             finalizers += [HOLDING[how.policy]] if how.policy in HOLDING else []
         if not finalizers:
-            cluster.drop(kind, old)
+            cluster.remove(kind, old)
             return Answer(200, copy.deepcopy(old) if kind.returned else _success(kind, old))
         if not metadata.get("deletionTimestamp"):
             metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": 0}
@@ -44,7 +44,7 @@ def delete(cluster: ObjectStorage, kind: Kind, namespace: str, name: str, how: D
                 metadata["generation"] += 1
         new = old | {"metadata": tidy(metadata | {"finalizers": finalizers})}
         if new != old:
-            new = cluster.store.put(kind, new)
+            new = cluster.store.upsert(kind, new)
         return Answer(200, copy.deepcopy(new))
 
 
@@ -54,7 +54,7 @@ def finish(cluster: ObjectStorage, kind: Kind, obj: Json) -> None:
         metadata = obj["metadata"]
         found = cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"])
         if found is not None:
-            cluster.drop(kind, found)
+            cluster.remove(kind, found)
 
 
 def _check(kind: Kind, old: Json, how: Deletion) -> None:

@@ -104,12 +104,12 @@ class EventStore:
         found = self._objects.get(kind.stored, {}).get((namespace, name))
         return None if found is None else as_version(kind, found)
 
-    def every(self) -> Iterator[tuple[tuple[str, str], Json]]:
+    def all_objects(self) -> Iterator[tuple[tuple[str, str], Json]]:
         for stored, objects in self._objects.items():
             for obj in list(objects.values()):
                 yield stored, obj
 
-    def put(self, kind: Kind, obj: Json) -> Json:
+    def upsert(self, kind: Kind, obj: Json) -> Json:
         """Store an object under the next version."""
         metadata = obj["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
@@ -121,7 +121,7 @@ class EventStore:
         self._note(kind, Entry(self.version, "MODIFIED" if before else "ADDED", found, before))
         return found
 
-    def drop(self, kind: Kind, obj: Json) -> None:
+    def remove(self, kind: Kind, obj: Json) -> None:
         """Remove an object. Its event has the last state under a new version."""
         metadata = obj["metadata"]
         before = self._objects[kind.stored].pop((metadata.get("namespace", ""), metadata["name"]))
@@ -148,7 +148,7 @@ class EventStore:
         if kind is None:
             self._lists_from = self.version + 1
 
-    def begin(self, kind: Kind) -> None:
+    def start_watch_cache(self, kind: Kind) -> None:
         """Start the watch cache of a newly defined kind."""
         self._oldest[kind.stored] = self.version
 

@@ -23,7 +23,7 @@ def collect(cluster: ObjectStorage) -> None:
 
 def _round(cluster: ObjectStorage) -> bool:
     kinds = {each.stored: each for each in cluster.kinds.all()}
-    objects = [(kinds[stored], obj) for stored, obj in cluster.store.every() if stored in kinds]
+    objects = [(kinds[stored], obj) for stored, obj in cluster.store.all_objects() if stored in kinds]
     owners = {obj["metadata"]["uid"]: obj for _, obj in objects}
     before = cluster.store.version
     dependents: dict[str, list[tuple[Kind, Json]]] = {}
@@ -69,6 +69,6 @@ def _unfinalize(cluster: ObjectStorage, kind: Kind, obj: Json, name: str) -> Non
         return
     left = [each for each in now["metadata"].get("finalizers", []) if each != name]
     if left:
-        cluster.store.put(kind, now | {"metadata": now["metadata"] | {"finalizers": left}})
+        cluster.store.upsert(kind, now | {"metadata": now["metadata"] | {"finalizers": left}})
     else:
         finish(cluster, kind, now)

@@ -45,7 +45,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class SeenRequest:
+class RecordedRequest:
     """A received request, and the status of its response (0 before it)."""
 
     method: str  # "WATCH" for a watch
@@ -70,7 +70,7 @@ class HttpFrontend:
     """Serves HTTP on one loop. `fail`, `cut`, `book` and `awake` may be called from any thread."""
 
     cluster: ObjectStorage
-    seen: list[SeenRequest] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
     pace: float = 1.0  # real length of a second of a watch's timeout
     gone_as_status: bool = False
     token: str = TOKEN  # after a change, the old token gets 401
@@ -115,7 +115,7 @@ class HttpFrontend:
         for each in self.streams:
             each.wake.set()
 
-    def cut(self) -> None:
+    def drop_streams(self) -> None:
         """End every watch without a last chunk."""
 
         def all_of_them() -> None:
@@ -125,7 +125,7 @@ class HttpFrontend:
 
         self._call(all_of_them)
 
-    def book(self) -> None:
+    def send_bookmarks(self) -> None:
         """Send a bookmark to every watch that takes bookmarks."""
 
         def all_of_them() -> None:
@@ -141,30 +141,30 @@ class HttpFrontend:
         raw = await request.content.read()
         watched = request.method == "GET" and request.query.get("watch") in YES
         method, agent = "WATCH" if watched else request.method, request.headers.get("User-Agent", "")
-        seen = SeenRequest(method, request.path, dict(request.query), json.loads(raw) if raw else None, agent)
-        self.seen.append(seen)
-        fault = self._fault(seen)
+        recorded = RecordedRequest(method, request.path, dict(request.query), json.loads(raw) if raw else None, agent)
+        self.requests.append(recorded)
+        fault = self._fault(recorded)
         await asyncio.sleep(fault.delay_s)
         if fault.drop:
             return _hang_up(request)
         try:
             if fault.status:
                 raise _failing(fault)
-            response = await self._answer(request, raw, seen)
+            response = await self._answer(request, raw, recorded)
         except Refused as error:
             response = _refusal(error)
-        seen.status = response.status
+        recorded.status = response.status
         return _hang_up(request) if fault.lost else response
 
-    def _fault(self, seen: SeenRequest) -> Fault:
+    def _fault(self, recorded: RecordedRequest) -> Fault:
         with self.cluster.lock:
             for each in self.faults:
-                if each.method in ("", seen.method) and each.path in seen.path:
+                if each.method in ("", recorded.method) and each.path in recorded.path:
                     self.faults.remove(each)
                     return each
         return Fault()
 
-    async def _answer(self, request: web.BaseRequest, raw: bytes, seen: SeenRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, raw: bytes, recorded: RecordedRequest) -> web.StreamResponse:
         path = request.path
         with self.cluster.lock:
             found = self.cluster.kinds.discover(path)
@@ -176,8 +176,8 @@ class HttpFrontend:
         if kind is None or named["sub"] not in ("", "status") or (named["sub"] and not kind.has_status):
             return web.Response(status=404, text="404 page not found\n")
         _authorize(request, self.token, kind, named)
-        if seen.method == "WATCH" and not named["name"]:
-            return await self._watch(request, kind, named["namespace"] or None, seen)
+        if recorded.method == "WATCH" and not named["name"]:
+            return await self._watch(request, kind, named["namespace"] or None, recorded)
         answer = self._handle(request, kind, named, raw)
         return web.json_response(answer.body, status=answer.status)
 
@@ -221,17 +221,17 @@ class HttpFrontend:
     # -- watches
 
     async def _watch(
-        self, request: web.BaseRequest, kind: Kind, namespace: str | None, seen: SeenRequest
+        self, request: web.BaseRequest, kind: Kind, namespace: str | None, recorded: RecordedRequest
     ) -> web.StreamResponse:
-        watch = self.cluster.watch(kind, namespace, seen.query)
+        watch = self.cluster.watch(kind, namespace, recorded.query)
         if watch.over and self.gone_as_status:
             raise Refused(410, watch.due()[0]["object"])
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        seen.status = response.status
+        recorded.status = response.status
         loop = asyncio.get_running_loop()
-        lasts_s = float(seen.query.get("timeoutSeconds") or 0) * self.pace
+        lasts_s = float(recorded.query.get("timeoutSeconds") or 0) * self.pace
         with self._streaming() as stream:
             await self._stream(response, watch, stream, loop.time() + lasts_s if lasts_s else None)
             if stream.cut:

@@ -116,8 +116,8 @@ class ObjectStorage:
         if kind.plural == "customresourcedefinitions":
             obj = obj | {"status": {"conditions": [{"type": "Established", "status": "True"}]}}
             self.kinds.define(obj)
-            self.store.begin(self.kinds.of_definition(obj))
-        return self.store.put(kind, obj)
+            self.store.start_watch_cache(self.kinds.of_definition(obj))
+        return self.store.upsert(kind, obj)
 
     def _check_namespace(self, kind: Kind, namespace: str) -> None:
         spaces = self.kinds.of("v1", "Namespace")
@@ -266,14 +266,14 @@ class ObjectStorage:
         if new is old:
             return Answer(200, copy.deepcopy(new))
         if _released(new):
-            self.drop(kind, old)
+            self.remove(kind, old)
         else:
             new = self._put(kind, new)
         return Answer(200, copy.deepcopy(new))
 
-    def drop(self, kind: Kind, old: Json) -> None:
+    def remove(self, kind: Kind, old: Json) -> None:
         """Remove an object from the store, and a CRD's kinds with it. The lock is held."""
-        self.store.drop(kind, old)
+        self.store.remove(kind, old)
         if kind.plural == "customresourcedefinitions":
             self.kinds.forget(old)
 

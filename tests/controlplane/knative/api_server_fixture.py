@@ -71,7 +71,7 @@ class WatchLog:
         """The value of each config map, by name."""
         return {ref.name: each["data"]["value"] for ref, each in self.objects.items()}
 
-    def take(self, change: Change) -> None:
+    def record_change(self, change: Change) -> None:
         self.changes.append(change)
         match change:
             case Synced(objects):
@@ -92,7 +92,7 @@ async def watch_objects(
     async def listen() -> None:
         async with aclosing(client.watch("v1", kind, labels=labels)) as changes:
             async for change in changes:
-                log.take(change)
+                log.record_change(change)
 
     task = asyncio.create_task(listen())
     try:

@@ -24,7 +24,7 @@ async def running_applier(client: KubernetesCluster) -> AsyncIterator[Applier]:
 
 
 def writes(server: ApiServer) -> int:
-    return sum(each.method in ("PATCH", "DELETE") for each in server.seen)
+    return sum(each.method in ("PATCH", "DELETE") for each in server.requests)
 
 
 def versions_of(server: ApiServer) -> list[str]:
@@ -33,12 +33,12 @@ def versions_of(server: ApiServer) -> list[str]:
 
 
 def lists(server: ApiServer) -> int:
-    return sum(each.method == "GET" for each in server.seen)
+    return sum(each.method == "GET" for each in server.requests)
 
 
 def listed_again(server: ApiServer, before: int) -> bool:
     """Return whether one more list was read, because the version had expired, and the watch is open again."""
-    return lists(server) == before + 1 and server.watching == 1
+    return lists(server) == before + 1 and server.open_watches == 1
 
 
 async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> N
             await eventually(lambda: all(it.find_observed(Ref.of(each)) for each in wanted))  # from the response
             for each in range(2):
                 server.namespace(f"other-{each}")  # a change that the watches do not deliver
-                await eventually(lambda: server.watching == 1)
+                await eventually(lambda: server.open_watches == 1)
                 before = lists(server)
                 server.expire()
                 server.drop_watches()

@@ -27,7 +27,7 @@ from tests.eventually import eventually
 
 
 def request_count(server: ApiServer, method: str) -> int:
-    return sum(each.method == method for each in server.seen)
+    return sum(each.method == method for each in server.requests)
 
 
 async def test_apply_takes_fields_back(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -43,9 +43,9 @@ async def test_apply_takes_fields_back(server: ApiServer, tmp_path: Path, caplog
         back = await it.apply(rendered_service())
         (container,) = back["spec"]["template"]["spec"]["containers"]
         assert container["image"] == rendered_service()["spec"]["template"]["spec"]["containers"][0]["image"]
-        forced = [each.query["force"] for each in server.seen]
+        forced = [each.query["force"] for each in server.requests]
         assert forced == ["false", "false", "false", "true"]
-        assert server.seen[0].query == {"fieldManager": "kelvin", "force": "false", "fieldValidation": "Strict"}
+        assert server.requests[0].query == {"fieldManager": "kelvin", "force": "false", "fieldValidation": "Strict"}
         (logged,) = (each.getMessage() for each in caplog.records if each.name == "kelvin.cluster")
         assert logged == (
             "Service kelvin-models/llama-3f2a91c0b7de was changed by others, and is put right: Apply failed with "
@@ -117,7 +117,7 @@ async def test_conflicts_are_retried_within_the_call(
 ) -> None:
     """Longer retries are left to the caller."""
     async with open_test_client(server, tmp_path) as it:
-        server.fail(*faults)
+        server.inject_faults(*faults)
         if want is None:
             await it.apply(config_map("a"))
         else:
@@ -136,7 +136,7 @@ async def test_every_call_ends_in_its_time(
     for name in ("CLUSTER", "LEASE"):
         monkeypatch.setattr(dependencies, name, replace(getattr(dependencies, name), timeout_s=0.2))
     async with open_test_client(server, tmp_path) as it:
-        server.fail(Fault(delay_s=300))
+        server.inject_faults(Fault(delay_s=300))
         ref = Ref("v1", "ConfigMap", NAMESPACE, "a")
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "apply": lambda: it.apply(config_map("a")),
@@ -152,14 +152,14 @@ async def test_tries_of_an_apply_share_its_time(
     """Each conflict comes just in time. One limit bounds all tries together."""
     monkeypatch.setattr(dependencies, "CLUSTER", replace(dependencies.CLUSTER, timeout_s=1.0))
     async with open_test_client(server, tmp_path) as it:
-        server.fail(*[Fault(409, delay_s=0.6)] * 3)
+        server.inject_faults(*[Fault(409, delay_s=0.6)] * 3)
         assert await api_failure(it.apply(config_map("a"))) == Unreachable("no answer within 1 s")
 
 
 async def test_cancelled_call_leaves_nothing_open(server: ApiServer, tmp_path: Path) -> None:
     """The next call works, and the client closes."""
     async with open_test_client(server, tmp_path) as it:
-        server.fail(Fault(delay_s=300))
+        server.inject_faults(Fault(delay_s=300))
         call = asyncio.create_task(it.apply(config_map("a")))
         await eventually(lambda: request_count(server, "PATCH") == 1)
         call.cancel()
@@ -175,7 +175,7 @@ async def test_delete_is_idempotent_and_bound_to_the_uid(server: ApiServer, tmp_
         ref, uid = Ref.of(made), made["metadata"]["uid"]
         assert isinstance(await api_failure(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), WriteConflict)
         await it.delete(ref, uid=uid)
-        assert server.seen[-1].body["propagationPolicy"] == "Foreground"
+        assert server.requests[-1].body["propagationPolicy"] == "Foreground"
         await eventually(lambda: not server.objects("v1", "ConfigMap", NAMESPACE))
         await it.delete(ref, uid=uid)
         await it.delete(ref)
@@ -201,7 +201,7 @@ async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
         assert event["count"] == 3
         await clock.advance(601)
         assert len(await recorded()) == 2
-        server.fail(Fault(500))
+        server.inject_faults(Fault(500))
         assert len(await recorded("other")) == 2
 
 

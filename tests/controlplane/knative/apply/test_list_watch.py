@@ -42,7 +42,7 @@ async def test_watch_lists_then_follows(server: ApiServer, tmp_path: Path) -> No
             server.change(a, {"metadata": {"labels": None}})
             await eventually(lambda: log.values == {"c": "1"})
             assert log.syncs == 1
-        await eventually(lambda: server.watching == 0, "its connection is ended")
+        await eventually(lambda: server.open_watches == 0, "its connection is ended")
 
 
 async def test_list_is_paged(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,15 +54,15 @@ async def test_list_is_paged(server: ApiServer, tmp_path: Path, monkeypatch: pyt
         async with watch_objects(it) as log:
             await eventually(lambda: log.syncs == 1)
             assert sorted(log.values) == list("abcde")
-        lists = [each.query for each in server.seen if each.method == "GET"]
+        lists = [each.query for each in server.requests if each.method == "GET"]
         assert len(lists) == 3
         assert all(each["limit"] == "2" for each in lists)
-        server.seen.clear()
-        server.fail(Fault(0, method="GET"), Fault(410, method="GET"))
+        server.requests.clear()
+        server.inject_faults(Fault(0, method="GET"), Fault(410, method="GET"))
         async with watch_objects(it) as log:
             await eventually(lambda: log.syncs == 1)
             assert sorted(log.values) == list("abcde")
-        assert len([each for each in server.seen if each.method == "GET"]) == 5
+        assert len([each for each in server.requests if each.method == "GET"]) == 5
 
 
 async def test_broken_watch_resumes_without_a_list(server: ApiServer, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_broken_watch_resumes_without_a_list(server: ApiServer, tmp_path: 
         a = server.create(config_map("a"))
         async with watch_objects(it) as log:
             for round_ in range(3):
-                await eventually(lambda: server.watching == 1)
+                await eventually(lambda: server.open_watches == 1)
                 server.drop_watches()
                 server.change(a, {"data": {"value": f"after {round_}"}})
                 await eventually(partial(_is, log, {"a": f"after {round_}"}))
@@ -89,8 +89,8 @@ async def test_expired_version_lists_again(server: ApiServer, tmp_path: Path, as
         a = server.create(config_map("a"))
         server.create(config_map("b"))
         async with watch_objects(it) as log:
-            await eventually(lambda: server.watching == 1)
-            server.fail(Fault(503, method="WATCH"))
+            await eventually(lambda: server.open_watches == 1)
+            server.inject_faults(Fault(503, method="WATCH"))
             server.drop_watches()
             server.delete(a)
             server.namespace("other")  # a change that the watch does not deliver
@@ -104,29 +104,29 @@ async def test_expired_version_lists_again(server: ApiServer, tmp_path: Path, as
 async def test_bookmarks_spare_a_list(server: ApiServer, tmp_path: Path) -> None:
     """A kind without changes is watched on from the last bookmark."""
     async with open_test_client(server, tmp_path) as it, watch_objects(it) as log:
-        await eventually(lambda: server.watching == 1)
+        await eventually(lambda: server.open_watches == 1)
         for each in range(5):
             server.namespace(f"other-{each}")
         server.bookmark()
         before = len(log.changes)
-        first = int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
+        first = int([each for each in server.requests if each.method == "WATCH"][-1].query["resourceVersion"])
         await eventually(lambda: _watched_version(server, drop=True) > first)
         assert len(log.changes) == before
 
 
 def _watched_version(server: ApiServer, *, drop: bool) -> int:
-    if drop and server.watching:
+    if drop and server.open_watches:
         server.drop_watches()
-    return int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
+    return int([each for each in server.requests if each.method == "WATCH"][-1].query["resourceVersion"])
 
 
 async def test_silent_watch_is_restarted(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dead connection may give no error."""
     monkeypatch.setattr(dependencies, "WATCH", replace(dependencies.WATCH, timeout_s=0.2))
     async with open_test_client(server, tmp_path) as it:
-        server.fail(Fault(delay_s=300, method="WATCH"))
+        server.inject_faults(Fault(delay_s=300, method="WATCH"))
         async with watch_objects(it) as log:
-            await eventually(lambda: server.watching == 1)
+            await eventually(lambda: server.open_watches == 1)
             server.create(config_map("a"))
             await eventually(lambda: log.values == {"a": "1"})
             assert log.syncs == 1
@@ -142,7 +142,7 @@ async def test_watch_failure_is_logged_once(
         return [each.getMessage().partition(":")[0] for each in caplog.records if each.name == "kelvin.cluster"]
 
     async with open_test_client(server, tmp_path) as it:
-        server.fail(*[Fault(403, method="GET")] * 4)
+        server.inject_faults(*[Fault(403, method="GET")] * 4)
         async with watch_objects(it) as log:
             await eventually(lambda: log.syncs == 1)
             assert logged() == ["/api/v1/configmaps is not watched", "/api/v1/configmaps is watched again"]
@@ -158,9 +158,9 @@ async def test_watch_failure_is_logged_once(
 async def test_busy_or_unreachable_server_is_retried(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
     """The watch resumes at the same version."""
     async with open_test_client(server, tmp_path) as it:
-        server.fail(fault)
+        server.inject_faults(fault)
         async with watch_objects(it) as log:
-            await eventually(lambda: server.watching == 1)
+            await eventually(lambda: server.open_watches == 1)
             server.create(config_map("a", NAMESPACE))
             await eventually(lambda: log.values == {"a": NAMESPACE})
             assert log.syncs == 1
