@@ -5,8 +5,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from activator.limits.tenant_budgets import OK, BudgetReservation, is_charged
-from kelvin.contracts.accounting.usage import RecordOrigin, RequestRecord
+from activator.limits.tenant_budgets import BudgetReservation
+from kelvin.contracts.accounting.usage import OK, RecordOrigin, RequestRecord, is_charged
 from kelvin.contracts.serving.control_messages import Principal, StartProblem, TimelineAnswer
 from kelvin.contracts.serving.stream_frames import Counts
 from kelvin.contracts.timeline import Timeline
@@ -37,7 +37,7 @@ class Account(msgspec.Struct):
     queued_us: int = 0
     cold: bool = False
     counts: Counts = msgspec.field(default_factory=Counts)
-    # delivered output tokens; computed ones for `client_response.CUT`
+    # delivered output tokens; computed ones for `client_response.CHARGED_FAILURES`
     delivered_tokens: int = 0
     budget_reservation: BudgetReservation | None = None  # held from its tenant's budget
     is_settled: bool = False

@@ -14,8 +14,7 @@ from activator import dependencies
 from activator.accounting.metrics import RequestMetrics
 from activator.accounting.request_account import Account
 from activator.accounting.timelines import Timelines
-from activator.limits.tenant_budgets import OK
-from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.accounting.usage import OK, RequestRecord
 from kelvin.contracts.errors import Failure
 from kelvin.contracts.serving.control_messages import batch_of
 from kelvin.contracts.traffic_errors import DeadlineTooShort, Overloaded, ShedByPriority

@@ -37,12 +37,12 @@ from activator.answers.response_broadcast import (
 )
 from activator.http.exchange import ClientGone, Exchange, Headers, now_us
 from activator.limits.concurrency_limits import SharedCapacity
-from activator.limits.single_flight import run_every
-from activator.limits.tenant_budgets import is_charged
 from activator.request.client_response import ClientResponse
 from activator.request.inference_request import InferenceRequest
+from kelvin.contracts.accounting.usage import is_charged
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
+from kelvin.process.loops import run_every
 from kelvin.telemetry.policy.instruments import MetricsPage
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from activator.answers.answer_store import Claimed, ClaimedElsewhere, ClaimResult, LocalAnswerStore
 from activator.answers.idempotency_policy import ENTRY_BYTES, AnswerKey, AnswerStoreLimits, KeptAnswer
-from activator.limits.single_flight import MAX_CONCURRENT_QUERIES, StoreFull, StoreUnavailable
+from activator.limits.single_flight import MAX_CONCURRENT_QUERIES
+from activator.limits.store_errors import StoreFull, StoreUnavailable
 
 if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore

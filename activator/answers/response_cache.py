@@ -19,7 +19,6 @@ from activator.answers.idempotency_secret import Sealer, StoredResponse
 from activator.answers.response_broadcast import RATE_LIMIT_PREFIX, replay
 from activator.http.exchange import Exchange, Headers, now_us
 from activator.limits.concurrency_limits import SharedCapacity
-from activator.limits.single_flight import run_every
 from activator.request.client_response import ClientResponse
 from activator.request.inference_request import InferenceRequest
 from activator.routing.policy.request_body import is_greedy
@@ -27,6 +26,7 @@ from activator.upstream.background_tasks import BackgroundTasks
 from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.serving.degradation_steps import DEGRADED_HEADER, MAX_CACHED_AGE_S
 from kelvin.contracts.timeline import Stage
+from kelvin.process.loops import run_every
 from kelvin.telemetry.policy.instruments import MetricsPage
 
 CACHE_HEADER: Final = b"x-kelvin-cache"

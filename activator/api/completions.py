@@ -47,7 +47,7 @@ class Completions:
         body_bytes = self._limits.body_bytes if tenant_limits.body_bytes is None else tenant_limits.body_bytes
         permit = await self._tenant_limiter.acquire_permit(principal.tenant, tenant_limits)
         with permit, self._body_capacity.hold(principal.tenant, exchange.body_bound(body_bytes)) as body_permit:
-            await self._tenant_limiter.enter(exchange, principal.tenant, tenant_limits)
+            await self._tenant_limiter.check_on_arrival(exchange, principal.tenant, tenant_limits)
             raw = await exchange.read_body(body_bytes, self._limits.body_s, self._unread, principal.tenant)
             body_permit.shrink(len(raw))
             request = parse_inference_request(

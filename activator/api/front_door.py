@@ -28,7 +28,7 @@ from activator.routing.request_routes import (
     ShowPredictor,
     ShowServer,
     ShowTimeline,
-    host_of,
+    parse_host,
     route,
 )
 from kelvin.contracts.errors import Failure, Refused, Unavailable
@@ -94,7 +94,7 @@ class FrontDoorApp:
             self.running_requests -= 1
 
     def _route_of(self, exchange: Exchange) -> RequestRoute:
-        host = host_of(exchange.hosts)
+        host = parse_host(exchange.hosts)
         if isinstance(host, Failure):
             raise Refused(host)
         exchange.check_headers()

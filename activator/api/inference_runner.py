@@ -45,7 +45,7 @@ class InferenceRunner:
         finally:
             self._tenant_limiter.settle(request)
             if request.upstream is not None and request.account.is_recorded:
-                request.upstream.recorded()
+                request.upstream.report_recorded()
 
     async def answer(self, request: InferenceRequest, write_response: ResponseWriter) -> None:
         """Answer by `write_response`. However that ends, the client gets a response and there is a record."""
@@ -55,7 +55,7 @@ class InferenceRunner:
         def wait_estimate() -> WaitEstimate:
             if request.key is None or request.queued_request is None or request.stage not in WAITING:
                 return UNKNOWN
-            return self._throttler.wait_estimate(request.key, request.queued_request, request.deadline)
+            return self._throttler.estimate_queued_wait(request.key, request.queued_request, request.deadline)
 
         client_response = ClientResponse(
             exchange, account, self._usage, self._hold_s, lambda: request.stage, error_form, wait_estimate

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activator.http.error_response import render_error
 from activator.http.exchange import REQUEST_ID_KEY
-from activator.routing.policy.knative_headers import ProbeResponse, answer_to_probe, parse_revision
+from activator.routing.policy.knative_headers import ProbeResponse, parse_revision, respond_to_probe
 from activator.routing.revisions import Revisions
 from kelvin.contracts.errors import ModelNotFound
 
@@ -28,12 +28,12 @@ class KnativeDataPath:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
-        probe_response = answer_to_probe(headers, is_ready=self._is_ready())
+        probe_response = respond_to_probe(headers, is_ready=self._is_ready())
         if probe_response is not None:
             await _respond(scope, send, probe_response)
             return
         revision = parse_revision(headers)
-        key = None if revision is None else self._revisions.version(*revision)
+        key = None if revision is None else self._revisions.find_version(*revision)
         if key is None:
             failure = ModelNotFound("a Revision" if revision is None else f"{revision[0][:63]}/{revision[1][:63]}")
             status, kind, body, more = render_error(failure, scope["raw_path"], scope[REQUEST_ID_KEY])

@@ -12,7 +12,7 @@ from activator.accounting.timelines import Timelines
 from activator.auth.authenticator import Authenticator
 from activator.http.exchange import Exchange
 from activator.limits.concurrency_limits import Permit, SharedCapacity
-from activator.routing.policy.traffic_split import ModelEntry, resolve
+from activator.routing.policy.version_resolution import ModelEntry, resolve_version
 from activator.routing.request_routes import CancelRequest, ListModels, ShowTimeline, Target
 from activator.routing.routing_table import RoutingTable, authorize_model
 from kelvin.contracts.errors import NotFound, Refused, Unavailable
@@ -73,7 +73,7 @@ class LookupRoutes:
         else:
             reference = parse_address(name)
             entry = authorize_model(self._table, caller, request_route.target.tenant, reference)
-            resolve(reference, entry)
+            resolve_version(reference, entry)
             found = _model(entry, name)
             body = encode(found if request_route.model is not None else _Models((found,)))
         await self._respond(exchange, caller, body)

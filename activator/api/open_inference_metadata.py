@@ -8,7 +8,7 @@ from typing import Final
 from activator.auth.authenticator import Authenticator
 from activator.http.exchange import Exchange
 from activator.limits.concurrency_limits import SharedCapacity
-from activator.routing.policy.traffic_split import ModelEntry, merge_references, resolve
+from activator.routing.policy.version_resolution import ModelEntry, merge_references, resolve_version
 from activator.routing.request_routes import ShowPredictor, ShowServer, Target
 from activator.routing.routing_table import RoutingTable, authorize_model
 from kelvin.contracts.artifacts.kind_routes import wrong_kind_failure
@@ -48,7 +48,7 @@ class OpenInferenceMetadata:
     async def send_model(self, exchange: Exchange, request_route: ShowPredictor) -> None:
         """Send what a version takes and returns, or that it is ready: requests wake every version. Raises Refused."""
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
-        reference = merge_references(request_route.target.model, request_route.named)
+        reference = merge_references(request_route.target.model, request_route.model_name)
         entry, row = self._find(principal, request_route.target, reference)
         if row.signature is None:
             raise Refused(wrong_kind_failure(reference.model, row.kind))
@@ -72,7 +72,7 @@ class OpenInferenceMetadata:
     def _find(self, principal: Principal, target: Target, reference: ModelReference) -> tuple[ModelEntry, VersionRow]:
         """Return a model and its version. Another tenant's model without a grant counts as missing. Raises Refused."""
         entry = authorize_model(self._table, principal, target.tenant, reference)
-        return entry, resolve(reference, entry)
+        return entry, resolve_version(reference, entry)
 
     async def _respond(self, exchange: Exchange, caller: Principal, content: dict[str, object]) -> None:
         await exchange.read_body(0, BODY_S, self._unread, caller.tenant)

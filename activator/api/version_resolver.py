@@ -1,13 +1,19 @@
 """Find the version that answers a request, and whether it still is the right one. See
-`routing/policy/traffic_split.py` for aliases, splits and deploys.
+`routing/policy/version_resolution.py` for aliases, splits and deploys.
 """
 
 from activator.accounting.usage_records import UsageRecords
 from activator.queue.throttler import Throttler
 from activator.request.inference_request import InferenceRequest
-from activator.routing.policy.request_body import ceiling_of
-from activator.routing.policy.traffic_split import Availability, ModelEntry, choose_version, find_version, resolve
+from activator.routing.policy.request_body import token_limits_of
 from activator.routing.policy.version_key import VersionKey, key_of
+from activator.routing.policy.version_resolution import (
+    Availability,
+    ModelEntry,
+    choose_version,
+    find_version,
+    resolve_version,
+)
 from activator.routing.routing_table import RoutingTable
 from kelvin.contracts.artifacts.kind_routes import ROUTES_BY_KIND, wrong_kind_failure
 from kelvin.contracts.artifacts.tensor_schema import check_schema
@@ -25,7 +31,7 @@ class VersionResolver:
 
     def resolve(self, request: InferenceRequest) -> VersionRow:
         """Return the version that answers. Raises Refused if it does not accept this request."""
-        row = resolve(request.reference, request.entry, request.split_key(request.entry))
+        row = resolve_version(request.reference, request.entry, request.split_key(request.entry))
         if request.entry.meanwhile and request.reference.alias is not None:
             row = choose_version(row, request.entry, self._availability)
         request.account.version = row.version
@@ -38,7 +44,7 @@ class VersionResolver:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
         if (refusal := self._usage.refusal) is not None:  # accept no request that can't be recorded
             raise Refused(refusal)
-        request.ceiling = ceiling_of(request.parsed_body, request.tenant_limits)
+        request.ceiling = token_limits_of(request.parsed_body, request.tenant_limits)
         return row
 
     def try_update(self, request: InferenceRequest) -> bool:
@@ -75,6 +81,6 @@ class VersionResolver:
 def _version_in(entry: ModelEntry, request: InferenceRequest) -> str | None:
     """Return the version that the request's reference names in `entry`, or None."""
     try:
-        return resolve(request.reference, entry, request.split_key(entry)).version
+        return resolve_version(request.reference, entry, request.split_key(entry)).version
     except Refused:
         return None

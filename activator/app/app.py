@@ -77,17 +77,17 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, on_replaced)
 
-        def is_ready(is_autoscaler_heard: Callable[[], bool] = load_reporting.is_heard) -> bool:
+        def is_ready(is_autoscaler_heard: Callable[[], bool] = load_reporting.is_connected) -> bool:
             has_feed = feed.synced.is_set() and last_feed.is_fresh()
             return has_feed and is_autoscaler_heard() and not stop.is_set() and not PROCESS_HEALTH.failing()
 
         # The autoscaler fails for all activators at once, and there is no way around them: being connected once is
         # enough.
-        is_open = partial(is_ready, load_reporting.was_heard)
+        is_open = partial(is_ready, load_reporting.was_connected)
         health_app = build_health_app(
             is_ready,
             is_open,
-            lambda: read_readiness(feed, last_feed, load_reporting.is_heard() if settings.is_on_cluster else None),
+            lambda: read_readiness(feed, last_feed, load_reporting.is_connected() if settings.is_on_cluster else None),
         )
         servers = [serve_tls(front_door, listener_state, listener, stop, settings.drain_s)]
         if plain_listener is not None:

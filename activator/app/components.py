@@ -60,7 +60,7 @@ from activator.scale_link.load_reporter import LoadReporter
 from activator.scale_link.report_sinks import LoadReporting, choose_report_sink
 from activator.upstream.background_tasks import BackgroundTasks
 from activator.upstream.readiness_prober import ReadinessProber
-from activator.upstream.replica_requests import ReplicaSessions
+from activator.upstream.replica_sessions import ReplicaSessions
 from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.roles import Role
 from kelvin.contracts.serving.control_messages import Feed
@@ -207,18 +207,20 @@ def build_queue(context: BuildContext, peers: Peers, limits: LimitComponents) ->
     table, wake_call = RoutingTable(), LateWakeCall()
     waker = Waker(wake_call)
     activators = ActivatorPeers(context.name, limits.counters.activator_names, settings.subsets)
-    throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=activators)
+    throttler = Throttler(settings.queue, waker, longest_open_s=settings.breaker_s, peers=activators)
     load_reporting = choose_report_sink(
-        settings.autoscaler, peers.control, context.name, table.revisions.of, lambda: table.revisions.pools,
+        settings.autoscaler, peers.control, context.name, table.revisions.find_revision, lambda: table.revisions.pools,
         limits.counters.activator_count, page,
     )  # fmt: skip
-    reporter = LoadReporter(load_reporting.sink, Backlogs(table.backlog_s, throttler.queued, throttler.throughput))
+    reporter = LoadReporter(
+        load_reporting.sink, Backlogs(table.backlog_s, throttler.queue_length, throttler.throughput)
+    )
     feed_applier = FeedApplier(throttler, table, limits.budgets, replica_sessions)
     readiness_prober = ReadinessProber(peers.server.connector_factory, feed_applier.apply_replica, page)
     last_feed = LastFeed(peers.directory, table, settings.max_feed_age_s)
 
     def apply_line(line: Feed) -> None:
-        feed_applier.apply(readiness_prober.take(line))
+        feed_applier.apply(readiness_prober.filter_feed(line))
 
     def apply_control_line(line: Feed) -> None:
         if settings.is_remote:
@@ -226,12 +228,12 @@ def build_queue(context: BuildContext, peers: Peers, limits: LimitComponents) ->
         elif settings.is_on_cluster:
             line = with_pod_addresses(line)
         apply_line(line)
-        last_feed.record_heard_line(line)
+        last_feed.record_received(line)
 
     def apply_own_start(line: Feed) -> None:
         line = msgspec.structs.replace(line, revision=table.revision)
         apply_line(line)
-        last_feed.record_own_line(line)
+        last_feed.record_local_change(line)
 
     def machine() -> Machine | None:
         is_alone = not (settings.is_remote or settings.is_on_cluster)
@@ -239,8 +241,8 @@ def build_queue(context: BuildContext, peers: Peers, limits: LimitComponents) ->
 
     feed = FeedClient(peers.control, apply_control_line, context.name)
     fallback_scaler = FallbackScaler(
-        reporter.send_wake, peers.directory, is_heard=lambda: feed.connected, machine=machine,
-        publish_line=apply_own_start, asked_us=waker.wake_sent_us, page=page,
+        reporter.send_wake, peers.directory, is_feed_connected=lambda: feed.connected, machine=machine,
+        publish_line=apply_own_start, wake_sent_us=waker.wake_sent_us, page=page,
     )  # fmt: skip
     wake_call.target = fallback_scaler.send_wake
     stack.push_async_callback(fallback_scaler.close)

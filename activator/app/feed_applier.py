@@ -5,7 +5,7 @@ import asyncio
 from activator.limits.tenant_budgets import TenantBudgets
 from activator.queue.throttler import Throttler
 from activator.routing.routing_table import RoutingTable
-from activator.upstream.replica_requests import ReplicaSessions
+from activator.upstream.replica_sessions import ReplicaSessions
 from kelvin.contracts.serving.control_messages import Feed, ReplicaRow
 
 
@@ -27,7 +27,7 @@ class FeedApplier:
         self._table.apply(line)
         self._budgets.apply(line)
         if line.full or line.removed_replicas:
-            self._replica_sessions.retain(self._throttler.addresses())
+            self._replica_sessions.retain(self._throttler.replica_addresses())
         if line.tenants:
             self.tenants_changed.set()
 

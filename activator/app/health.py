@@ -68,10 +68,11 @@ def register_gauges(
     answers: LocalAnswerStore,
 ) -> None:
     """Add gauges of running requests, queues, breakers, the feed and the spool. They are read when the page is."""
+    usage = throttler.usage_by_tenant.total
     page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: front_door.running_requests)
-    page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
-    page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
-    page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
+    page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: usage.entries)
+    page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: usage.nbytes)
+    page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: usage.tokens)
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
     page.gauge("kelvin_feed_connected", "Whether the control plane is connected.", lambda: feed.connected)
     help = "Answers kept in this process for idempotency keys. With Redis, most are kept there."
@@ -82,18 +83,23 @@ def register_gauges(
         "kelvin_breaker_openings_total", help, MetricKind.COUNTER, ("of", "why"), lambda: _openings(throttler)
     )
     page.gauge(
-        "kelvin_versions_failing", "Versions that have failed since their last answer.", lambda: len(throttler.breakers)
+        "kelvin_versions_failing",
+        "Versions that have failed since their last answer.",
+        lambda: len(throttler.version_breakers),
     )
     help = "Requests that were shed before their deadline, by reason and priority class."
     page.callback("kelvin_requests_shed_total", help, MetricKind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
     page.callback(
         "kelvin_replica_refusals_total", "Requests that a full replica refused and that were queued again.",
-        MetricKind.COUNTER, (), lambda: {(): throttler.refusals},
+        MetricKind.COUNTER, (), lambda: {(): throttler.full_refusals},
     )  # fmt: skip
     help = "Replicas shared with other activators, by whether this activator prefers them."
     page.callback(
         "kelvin_shared_replicas", help, MetricKind.GAUGE, ("preferred",),
-        lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
+        lambda: {
+            ("yes" if preferred else "no",): count
+            for preferred, count in throttler.slot_allocator.preferences().items()
+        },
     )  # fmt: skip
     help = "Seconds since the control plane was last heard."
     page.callback("kelvin_feed_age_seconds", help, MetricKind.GAUGE, (), lambda: _age(last_feed.age_s()))
@@ -101,7 +107,10 @@ def register_gauges(
 
 def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
     counts: defaultdict[tuple[str, ...], float] = defaultdict(float)
-    for kind, openings in (("replica", throttler.replica_breakers.openings), ("version", throttler.breakers.openings)):
+    for kind, openings in (
+        ("replica", throttler.replica_breakers.openings),
+        ("version", throttler.version_breakers.openings),
+    ):
         for code, count in openings.items():
             counts[kind, outcome_of(code)] += count
     return counts
@@ -110,7 +119,7 @@ def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
 def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
     return {
         (reason.value, priority_class.name.lower()): count
-        for (reason, priority_class), count in throttler.shedding.counts.items()
+        for (reason, priority_class), count in throttler.load_shedder.counts.items()
     }
 
 

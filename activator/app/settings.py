@@ -131,7 +131,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
                 setting_parser.integer(env, "KELVIN_QUEUE_BYTES_PER_TENANT", 128 * MIB, low=1024),
                 setting_parser.integer(env, "KELVIN_QUEUE_TOKENS_PER_TENANT", 16 << 20, low=1),
             ),
-            in_all=QueueLimit(
+            total=QueueLimit(
                 setting_parser.integer(env, "KELVIN_QUEUE_REQUESTS_IN_ALL", 4096, low=1),
                 setting_parser.integer(env, "KELVIN_QUEUE_BYTES_IN_ALL", 256 * MIB, low=1024),
                 setting_parser.integer(env, "KELVIN_QUEUE_TOKENS_IN_ALL", 32 << 20, low=1),

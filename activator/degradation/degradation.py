@@ -18,8 +18,8 @@ from activator.queue.throttler import Throttler
 from activator.request.client_response import ClientResponse
 from activator.request.inference_request import InferenceRequest
 from activator.routing.policy.request_body import estimate
-from activator.routing.policy.traffic_split import ModelEntry, resolve
 from activator.routing.policy.version_key import VersionKey, key_of
+from activator.routing.policy.version_resolution import ModelEntry, resolve_version
 from activator.routing.routing_table import RoutingTable
 from activator.scale_link.load_reporter import LoadReporter
 from kelvin.contracts.artifacts.kind_routes import ROUTES_BY_KIND
@@ -222,7 +222,7 @@ class Degradation:
         if entry is None or not caller.may_call(entry.name_for(caller.tenant)):
             return None
         try:
-            row = resolve(ModelReference(model, DEFAULT_ALIAS, None), entry, request.split_key(entry))
+            row = resolve_version(ModelReference(model, DEFAULT_ALIAS, None), entry, request.split_key(entry))
         except Refused:
             return None
         output_tokens, limits = request.parsed_body.output_tokens, row.limits
@@ -232,7 +232,9 @@ class Degradation:
             return None
         if wait_s is not None:
             key = key_of(row)
-            fallback_wait_s, is_start = self._throttler.estimate_wait(key, caller.tenant, request.priority_class)
+            fallback_wait_s, is_start = self._throttler.estimate_new_request_wait(
+                key, caller.tenant, request.priority_class
+            )
             if (is_start and fallback_wait_s is None) or (fallback_wait_s or 0.0) >= wait_s:
                 return None
         return entry, row
@@ -240,7 +242,7 @@ class Degradation:
     def _expected_wait(self, request: InferenceRequest, key: VersionKey) -> tuple[float, bool]:
         """Return the expected wait, and whether it is for a start, which only shrinks and needs no hysteresis."""
         tenant = request.account.principal.tenant
-        wait_s, is_start = self._throttler.estimate_wait(key, tenant, request.priority_class)
+        wait_s, is_start = self._throttler.estimate_new_request_wait(key, tenant, request.priority_class)
         if is_start:
             return wait_s or 0.0, True
         return self._waits.record_wait((key, tenant, request.priority_class), wait_s or 0.0, self._clock()), False

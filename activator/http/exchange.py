@@ -57,7 +57,7 @@ class Connection(Protocol):
         ...
 
     def watch(self, on_disconnect: Callable[[], None]) -> None:
-        """Call `gone` once if the client leaves, or has left already; never before this returns."""
+        """Call `on_disconnect` once if the client leaves, or has left already; never before this returns."""
         ...
 
     def try_read_body(self) -> bytes | None:
@@ -69,7 +69,7 @@ class Connection(Protocol):
         ...
 
     def unwatch(self, on_disconnect: Callable[[], None] | None = None) -> None:
-        """Stop watching. With `gone`, do nothing if another callback has replaced it."""
+        """Stop watching. With `on_disconnect`, do nothing if another callback has replaced it."""
         ...
 
     def abort(self) -> None:

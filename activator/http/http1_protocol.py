@@ -11,7 +11,8 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from activator.http.client_connection import EXTENSION, BodyRateMonitor, ClientConnection
+from activator.http.body_rate_monitor import BodyRateMonitor
+from activator.http.client_connection import EXTENSION, ClientConnection
 from activator.http.deadline_timer import DeadlineTimer
 from activator.http.error_response import closing_response, head_too_large_response, malformed_response
 from activator.http.exchange import REQUEST_ID_KEY, new_request_id

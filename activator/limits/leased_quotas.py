@@ -24,9 +24,11 @@ from activator.limits.policy.held_quota import (
     equal_share,
 )
 from activator.limits.policy.monthly_budget import TenantSpending
-from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_every
+from activator.limits.single_flight import SingleFlight
+from activator.limits.store_errors import StoreUnavailable
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.traffic_errors import BudgetSpent, BudgetUnavailable, TenantBusy
+from kelvin.process.loops import run_every
 
 if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from activator.limits.policy.gcra import RateStatus
 from activator.limits.policy.held_quota import equal_share
 from activator.limits.policy.token_block import RefillRequest, TokenBlock
-from activator.limits.single_flight import SingleFlight, StoreUnavailable, run_every
+from activator.limits.single_flight import SingleFlight
+from activator.limits.store_errors import StoreUnavailable
+from kelvin.process.loops import run_every
 
 if TYPE_CHECKING:  # the library is imported only if Redis is used
     from activator.limits.redis_store import RedisStore

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from activator import dependencies
-from activator.limits.single_flight import StoreFull, StoreUnavailable
+from activator.limits.store_errors import StoreFull, StoreUnavailable
 from kelvin.contracts.setting_parser import BadSetting
 
 log = logging.getLogger(__name__)

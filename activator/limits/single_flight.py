@@ -16,14 +16,6 @@ CLOSE_S: Final = 1.0
 MAX_CONCURRENT_QUERIES: Final = 8
 
 
-class StoreUnavailable(Exception):
-    """The store failed or did not answer in time. The command may have been executed."""
-
-
-class StoreFull(StoreUnavailable):
-    """The store answers but has no room for the answer to keep. The command was not sent."""
-
-
 class SingleFlight:
     """Running queries by name. `waiting` counts per name the units that waiting callers want."""
 
@@ -85,10 +77,3 @@ class SingleFlight:
             await query
         finally:
             del self._tasks[name]
-
-
-async def run_every(interval_s: float, maintain: Callable[[], Awaitable[None]]) -> None:
-    """Call `maintain` every `interval_s` seconds until cancelled."""
-    while True:
-        await asyncio.sleep(interval_s)
-        await maintain()

@@ -2,21 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from activator.limits.policy.monthly_budget import TenantSpending
 from kelvin.contracts.accounting.spending import TokenPrices
-from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.accounting.usage import RequestRecord, is_charged
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.control_messages import Feed
 from kelvin.contracts.traffic_errors import BudgetSpent
-
-OK: Final = "ok"
-
-
-def is_charged(outcome: str | None, completion_tokens: int) -> bool:
-    """Return whether the ledger charges a request: it succeeded, or some of its answer was delivered."""
-    return outcome == OK or completion_tokens > 0
 
 
 class BudgetLeases(Protocol):

@@ -37,7 +37,7 @@ INTEGRITY: Final = frozenset(
         VersionUnverified,
     )
 )  # fmt: skip
-_NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full, the version is fine
+_MACHINE_FAULTS: Final = frozenset({Overloaded.code})  # the machine is full, the version is fine
 
 Version = tuple[str, str]  # tenant, version
 
@@ -60,19 +60,19 @@ class VersionBreakers:
     def __contains__(self, key: VersionKey) -> bool:
         return (key.tenant, key.version) in self._failing
 
-    def failed(self, tenant: str, version: str, code: str, now_s: float, *, retryable: bool) -> None:
+    def record_failure(self, tenant: str, version: str, code: str, now_s: float, *, retryable: bool) -> None:
         """Count a failed start, a lost replica or an integrity failure of the version. `code` is the failure's code.
         `retryable` tells whether a retry may help against it.
         """
-        if code in _NOT_ITS_FAULT:
+        if code in _MACHINE_FAULTS:
             return
         known = self._failing.get((tenant, version))
         breaker = CircuitBreaker(self._limits) if known is None else known[0]
         self._failing[tenant, version] = breaker, code, retryable
-        if breaker.failed(now_s, at_once=code in INTEGRITY):
+        if breaker.record_failure(now_s, at_once=code in INTEGRITY):
             self.openings[code] += 1
 
-    def forget(self, key: VersionKey) -> None:
+    def drop(self, key: VersionKey) -> None:
         """Drop the breaker of a version that has answered or was deleted."""
         self._failing.pop((key.tenant, key.version), None)
 
@@ -81,12 +81,12 @@ class VersionBreakers:
         for version in self._failing.keys() - versions:
             del self._failing[version]
 
-    def check(self, key: VersionKey, now_s: float, why: str = "") -> None:
+    def check(self, key: VersionKey, now_s: float, reason: str = "") -> None:
         """Raise Refused(BreakerOpen), with the reason `why`, if a request for the version must not wait for a start."""
         known = self._failing.get((key.tenant, key.version))
-        if known is not None and not known[0].takes(now_s):
+        if known is not None and not known[0].allows_request(now_s):
             breaker, code, retryable = known
-            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why, retryable))
+            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), reason, retryable))
 
     def enter(self, key: VersionKey, request: object, now_s: float) -> None:
         """Record that a request waits for a start, as the trial if the breaker is half-open. Raises
@@ -107,31 +107,31 @@ class ReplicaBreakers:
     `reopened` is called when the replica may get a request again.
     """
 
-    def __init__(self, longest_s: float, clock: Callable[[], float], reopened: Callable[[Replica], None]) -> None:
+    def __init__(self, longest_s: float, clock: Callable[[], float], on_reopened: Callable[[Replica], None]) -> None:
         self._limits = BreakerLimits(1, longest_s=longest_s)  # one broken connection is enough
         self._clock = clock
-        self._reopened = reopened
+        self._on_reopened = on_reopened
         self.openings: Counter[str] = Counter()  # by the failure's code
 
     def __repr__(self) -> str:
         return f"<ReplicaBreakers openings={self.openings.total()}>"
 
-    def failed(self, replica: Replica, code: str) -> bool:
+    def record_failure(self, replica: Replica, code: str) -> bool:
         """Stop sending requests to the replica for a while. Return False if it is open already, or gone."""
         if replica.gone:
             return False
         replica.breaker = replica.breaker or CircuitBreaker(self._limits)
-        if not replica.breaker.failed(self._clock()):
+        if not replica.breaker.record_failure(self._clock()):
             return False
         self.openings[code] += 1
         self._schedule_reopening(replica)
         return True
 
-    def answered(self, replica: Replica) -> None:
+    def drop(self, replica: Replica) -> None:
         """Drop the breaker of a replica that has begun an answer."""
         if replica.breaker is not None:
             replica.breaker = None
-            self._reopened(replica)
+            self._on_reopened(replica)
 
     def _schedule_reopening(self, replica: Replica) -> None:
         """Call `reopened` when the breaker becomes half-open."""
@@ -141,4 +141,4 @@ class ReplicaBreakers:
         if breaker.state(now) is BreakerState.OPEN:
             asyncio.get_running_loop().call_later(breaker.remaining_s(now), self._schedule_reopening, replica)
         else:
-            self._reopened(replica)
+            self._on_reopened(replica)

@@ -65,14 +65,14 @@ class LoadShedder:
         """Refuse requests that can't finish in time, unless the last sweep was too recent. A request that was just
         given a slot needs two event-loop iterations to continue. The refusals come after those.
         """
-        if now < version_queue.swept_s + max(SWEEP_S, len(version_queue.waiting) * SWEEP_EACH_S):
+        if now < version_queue.last_sweep_s + max(SWEEP_S, len(version_queue.waiting) * SWEEP_EACH_S):
             return
-        version_queue.swept_s = now
+        version_queue.last_sweep_s = now
         if found := list(find_late_requests(version_queue.waiting, version_queue.throughput, version_queue.slots, now)):
             loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._clear, version_queue.waiting, found)
+            loop.call_soon(loop.call_soon, self._remove_late, version_queue.waiting, found)
 
-    def _clear(self, queue: FairQueue[Waiter], found: Sequence[LateRequest[Waiter]]) -> None:
+    def _remove_late(self, queue: FairQueue[Waiter], found: Sequence[LateRequest[Waiter]]) -> None:
         """Remove late requests and refuse them in order, a few per event-loop iteration. There may be hundreds."""
         is_refusing = bool(self._late)
         for late in found:
@@ -82,7 +82,7 @@ class LoadShedder:
         if not is_refusing:
             self._refuse_late()
 
-    def next_in_time(self, version_queue: VersionQueue, now: float) -> tuple[Waiter, QueuedRequest] | None:
+    def next_waiter_in_time(self, version_queue: VersionQueue, now: float) -> tuple[Waiter, QueuedRequest] | None:
         """Return the next request for a slot. Refuse one that is too late if another request may take the slot."""
         slots, free, running = version_queue.slots, version_queue.free, version_queue.throughput.running
 

@@ -87,7 +87,7 @@ class ReplicaTracker:
                 self._version_of[row.runtime_id] = key
             else:
                 known.row = row
-            version_queue.review_s = -inf
+            version_queue.next_review_s = -inf
             self._slots.grant(key, version_queue)
             if not version_queue.is_asleep:
                 self._waker.stop_wake(key)
@@ -107,7 +107,7 @@ class ReplicaTracker:
         gone.gone = True  # its running requests end with their connections
         version_queue.throughput.record_lost_slots(self._clock(), gone.running)
         version_queue.shares.owner_running -= gone.owner_running
-        if self._slots.is_wanted(key):
+        if self._slots.needs_wake(key):
             self._waker.start_wake(key)
         self._slots.grant(key, version_queue)  # with fewer slots, the shares change
 
@@ -117,8 +117,10 @@ class ReplicaTracker:
             remote_retry_after_s=1.0 if failed.retryable else None,
         )  # fmt: skip
         self._waker.stop_timed_wakes(failed.tenant, failed.version)
-        self._starts.failed(failed.tenant, failed.version)
-        self._breakers.failed(failed.tenant, failed.version, failed.code, self._clock(), retryable=failed.retryable)
+        self._starts.clear_failed_start(failed.tenant, failed.version)
+        self._breakers.record_failure(
+            failed.tenant, failed.version, failed.code, self._clock(), retryable=failed.retryable
+        )
         for key, version_queue in list(self._version_queues.items()):
             if (key.tenant, key.version) == (failed.tenant, failed.version) and version_queue.is_asleep:
                 self._refuse(key, version_queue, failure)
@@ -126,7 +128,7 @@ class ReplicaTracker:
     def _forget(self, key: VersionKey) -> None:
         """Forget a deleted version, and refuse the requests that wait for it."""
         self._starts.clear_version(key)
-        self._breakers.forget(key)
+        self._breakers.drop(key)
         self._waker.stop_timed_wakes(key.tenant, key.version)
         if (version_queue := self._version_queues.get(key)) is not None:
             self._refuse(key, version_queue, ModelNotFound(f"{key.model}@{key.version[:12]}"))

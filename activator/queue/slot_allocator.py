@@ -18,7 +18,7 @@ from activator.queue.policy.shed_order import ShedOrder
 from activator.queue.policy.slot_shares import SlotShares
 from activator.queue.policy.tenant_fair_queue import FairQueue, QueueEntry, cost
 from activator.queue.version_queue import Replica, VersionQueue, Waiter
-from activator.routing.policy.affinity import Occupancy, choose, less_loaded
+from activator.routing.policy.affinity import Occupancy, choose_replica, is_second_less_loaded
 from activator.routing.policy.version_key import VersionKey, key_of
 
 
@@ -28,7 +28,7 @@ class ActivatorPeers:
 
     own_name: str = ""
     names: Callable[[], tuple[str, ...]] = tuple  # sorted, including this one; () if unknown
-    prefer: bool = True  # whether each activator prefers some of the replicas
+    prefers_subset: bool = True  # whether each activator prefers some of the replicas
 
 
 ALONE: Final = ActivatorPeers()
@@ -42,19 +42,19 @@ class SlotAllocator:
     def __init__(
         self,
         limits: QueueLimits,
-        shedding: LoadShedder,
+        load_shedder: LoadShedder,
         peers: ActivatorPeers,
         clock: Callable[[], float],
         draw: Callable[[int], int],
     ) -> None:
         self._bound = limits.per_version
-        self._shedding = shedding
+        self._load_shedder = load_shedder
         self._peers = peers
         self._clock = clock
         self._draw = draw
         self.version_queues: dict[VersionKey, VersionQueue] = {}
-        self._shared_shed_order: ShedOrder[QueueEntry[Waiter]] = ShedOrder(limits.in_all)
-        self.loads = self._shared_shed_order.loads
+        self._shared_shed_order: ShedOrder[QueueEntry[Waiter]] = ShedOrder(limits.total)
+        self.usage_by_tenant = self._shared_shed_order.usage_by_tenant
 
     def __repr__(self) -> str:
         running = sum(
@@ -62,11 +62,10 @@ class SlotAllocator:
             for version_queue in self.version_queues.values()
             for replica in version_queue.replicas.values()
         )
-        return (
-            f"<SlotAllocator versions={len(self.version_queues)} running={running} queued={self.loads.in_all.entries}>"
-        )
+        queued = self.usage_by_tenant.total.entries
+        return f"<SlotAllocator versions={len(self.version_queues)} running={running} queued={queued}>"
 
-    def is_wanted(self, key: VersionKey) -> bool:
+    def needs_wake(self, key: VersionKey) -> bool:
         """Return whether requests wait for a first replica."""
         version_queue = self.version_queues.get(key)
         return version_queue is not None and len(version_queue.waiting) > 0 and version_queue.is_asleep
@@ -78,12 +77,12 @@ class SlotAllocator:
         replica = _take_slot_of(
             version_queue, _choose_replica(version_queue, queued_request, self._draw), queued_request.tenant
         )
-        _record_dispatch(version_queue, replica, now)
+        _record_sent(version_queue, replica, now)
         if replica.breaker is not None:
             replica.breaker.enter(queued_request, now)
         return replica
 
-    def try_take_elsewhere(
+    def try_take_other_replica(
         self, key: VersionKey, queued_request: QueuedRequest, excluded_replica: Replica
     ) -> Replica | None:
         """Take a slot of another replica than `excluded_replica`, if one without failures is free now."""
@@ -98,7 +97,7 @@ class SlotAllocator:
             return None
         now = self._clock()
         version_queue.throughput.record_grant(now)
-        _record_dispatch(version_queue, other, now)
+        _record_sent(version_queue, other, now)
         return other
 
     def release(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, tokens: int | None) -> None:
@@ -110,7 +109,7 @@ class SlotAllocator:
             version_queue.waiting.settle(queued_request, tokens)
         self.give_back(key, replica, queued_request, cost(queued_request.tokens) if tokens is None else tokens)
 
-    def give_back(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, took: int) -> None:
+    def give_back(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, used_tokens: int) -> None:
         """Give back a slot that is settled already, or that another slot of the request settles."""
         assert replica.running > 0
         replica.running -= 1
@@ -122,7 +121,7 @@ class SlotAllocator:
         if version_queue is not None:
             if not replica.gone:
                 version_queue.shares.owner_running -= is_owner
-                version_queue.throughput.record_release(self._clock(), cost(queued_request.tokens), took)
+                version_queue.throughput.record_release(self._clock(), cost(queued_request.tokens), used_tokens)
             if len(version_queue.waiting) or not version_queue.replicas:
                 self.grant(key, version_queue)
 
@@ -140,43 +139,43 @@ class SlotAllocator:
     def grant(self, key: VersionKey, version_queue: VersionQueue) -> None:
         """Assign free slots to the next waiting requests."""
         now = self._clock()
-        if now >= version_queue.review_s:
+        if now >= version_queue.next_review_s:
             self.review_all(version_queue, now)
         version_queue.shares.refresh(now, version_queue.waiting.waiting_of(key.tenant))
         if len(version_queue.waiting):
-            self._shedding.sweep(version_queue, now)
+            self._load_shedder.sweep(version_queue, now)
         while (
             len(version_queue.waiting)
             and version_queue.free
-            and (found := self._shedding.next_in_time(version_queue, now)) is not None
+            and (found := self._load_shedder.next_waiter_in_time(version_queue, now)) is not None
         ):
             version_queue.throughput.record_grant(now)
             found[0].assignment.set_result(self.take_slot(version_queue, found[1], now))
-        self.grant_later(key, version_queue)
+        self.schedule_grant(key, version_queue)
         self.drop_if_empty(key, version_queue)
 
-    def grant_later(self, key: VersionKey, version_queue: VersionQueue) -> None:
+    def schedule_grant(self, key: VersionKey, version_queue: VersionQueue) -> None:
         """Schedule a grant for when waiting requests may get a slot without any other event. That is the next window of
         the shares, if a free slot is reserved for the owner, and the next change of a replica's credit.
         """
         if not len(version_queue.waiting):
             return
         now = self._clock()
-        due_s = now + version_queue.shares.refresh_in_s(now) if version_queue.free else inf
+        grant_at_s = now + version_queue.shares.refresh_in_s(now) if version_queue.free else inf
         if any(
             replica.max_requests is not None and not replica.is_closed for replica in version_queue.replicas.values()
         ):
-            due_s = min(due_s, version_queue.review_s)
-        if due_s < version_queue.due_s:
-            if version_queue.due is not None:
-                version_queue.due.cancel()
-            version_queue.due_s = due_s
-            version_queue.due = asyncio.get_running_loop().call_later(
-                max(0.0, due_s - now), self._grant_due, key, version_queue
+            grant_at_s = min(grant_at_s, version_queue.next_review_s)
+        if grant_at_s < version_queue.grant_at_s:
+            if version_queue.grant_timer is not None:
+                version_queue.grant_timer.cancel()
+            version_queue.grant_at_s = grant_at_s
+            version_queue.grant_timer = asyncio.get_running_loop().call_later(
+                max(0.0, grant_at_s - now), self._grant_due, key, version_queue
             )
 
     def _grant_due(self, key: VersionKey, version_queue: VersionQueue) -> None:
-        version_queue.due_s, version_queue.due = inf, None
+        version_queue.grant_at_s, version_queue.grant_timer = inf, None
         if self.version_queues.get(key) is version_queue:
             self.grant(key, version_queue)
 
@@ -199,7 +198,7 @@ class SlotAllocator:
 
     def preferences(self) -> dict[bool, int]:
         """Return the number of replicas by whether this activator prefers them; {} without other activators."""
-        if self._members < 2:
+        if self._member_count < 2:
             return {}
         every = [
             replica.is_preferred
@@ -209,30 +208,32 @@ class SlotAllocator:
         return {True: sum(every), False: len(every) - sum(every)}
 
     @property
-    def _members(self) -> int:
+    def _member_count(self) -> int:
         return max(1, len(self._peers.names()))
 
     def review(self, replica: Replica, running: int, now: float) -> None:
         """Decide how many requests the replica may have, after it reported a credit."""
-        again_s = replica.review(self._members, running, now)
+        again_s = replica.review(self._member_count, running, now)
         if (version_queue := self.version_queues.get(key_of(replica.row))) is not None:
-            version_queue.review_s = min(version_queue.review_s, again_s)
+            version_queue.next_review_s = min(version_queue.next_review_s, again_s)
 
     def review_all(self, version_queue: VersionQueue, now: float) -> None:
         """Decide how many requests each replica may have, and which of them are preferred."""
-        members = self._members
-        version_queue.review_s = now + REVIEW_S
+        members = self._member_count
+        version_queue.next_review_s = now + REVIEW_S
         for replica in version_queue.replicas.values():
-            version_queue.review_s = min(version_queue.review_s, replica.review(members, replica.running, now))
-        if not self._peers.prefer:
+            version_queue.next_review_s = min(
+                version_queue.next_review_s, replica.review(members, replica.running, now)
+            )
+        if not self._peers.prefers_subset:
             return
         slots = {name: each.row.max_streams for name, each in version_queue.replicas.items() if not each.row.draining}
-        near = version_queue.subset.choose(
+        preferred = version_queue.subset.choose(
             self._peers.names(), slots, self._peers.own_name, version_queue.throughput.running, now
         )
-        if near is not None:
+        if preferred is not None:
             for name, replica in version_queue.replicas.items():
-                replica.is_preferred = name in near
+                replica.is_preferred = name in preferred
 
     def check_integrity(self) -> None:
         """Assert that no request waits for a slot that is free for it, and that usage adds up."""
@@ -250,7 +251,7 @@ class SlotAllocator:
                 each.owner_running for each in version_queue.replicas.values()
             )
             assert all(replica.running >= 0 for replica in version_queue.replicas.values())
-        assert total == self.loads.in_all.entries
+        assert total == self.usage_by_tenant.total.entries
 
 
 def _take_other(version_queue: VersionQueue, excluded_replica: Replica, tenant: str) -> Replica | None:
@@ -270,7 +271,7 @@ def _take_slot_of(version_queue: VersionQueue, replica: Replica, tenant: str) ->
     if tenant == version_queue.shares.owner:
         replica.owner_running += 1
         version_queue.shares.owner_running += 1
-    version_queue.subset.most = max(version_queue.subset.most, version_queue.throughput.running)
+    version_queue.subset.peak_running = max(version_queue.subset.peak_running, version_queue.throughput.running)
     return replica
 
 
@@ -280,7 +281,7 @@ def _choose_replica(version_queue: VersionQueue, queued_request: QueuedRequest, 
         return free[0]
     if queued_request.affinity is not None:
         at = {replica.row.runtime_id for replica in free}
-        name = choose(queued_request.affinity, version_queue.ring, _open_occupancies(version_queue), at)
+        name = choose_replica(queued_request.affinity, version_queue.ring, _open_occupancies(version_queue), at)
         assert name is not None
         return version_queue.replicas[name]
     free = [replica for replica in free if replica.is_preferred] or free
@@ -290,7 +291,7 @@ def _choose_replica(version_queue: VersionQueue, queued_request: QueuedRequest, 
     second = draw(len(free) - 1)
     second += second >= first
     chosen, other = free[first], free[second]
-    return other if less_loaded(_occupancy(chosen), _occupancy(other)) else chosen
+    return other if is_second_less_loaded(_occupancy(chosen), _occupancy(other)) else chosen
 
 
 def _open_occupancies(version_queue: VersionQueue) -> dict[str, Occupancy]:
@@ -306,7 +307,7 @@ def _occupancy(replica: Replica) -> Occupancy:
     return Occupancy(replica.running, replica.slots)
 
 
-def _record_dispatch(version_queue: VersionQueue, replica: Replica, now: float) -> None:
+def _record_sent(version_queue: VersionQueue, replica: Replica, now: float) -> None:
     """Record that a request goes to the replica, and how many slots this activator wants there. The replica is told."""
     replica.credit.record_sent(now)
     replica.wanted_slots = replica.running + -(-len(version_queue.waiting) // len(version_queue.replicas))

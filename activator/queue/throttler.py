@@ -27,8 +27,8 @@ from activator.queue.replica_tracker import ReplicaTracker
 from activator.queue.slot_allocator import ALONE, ActivatorPeers, SlotAllocator
 from activator.queue.version_queue import Replica, VersionQueue, Waiter
 from activator.queue.waker import Waker
-from activator.routing.policy.traffic_split import Availability
 from activator.routing.policy.version_key import VersionKey, key_of
+from activator.routing.policy.version_resolution import Availability
 from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.errors import Failure, Refused, Unavailable
 from kelvin.contracts.serving.control_messages import Feed
@@ -43,15 +43,8 @@ class Slot:
     """One request's slot at a replica. The holder sets `tokens` to what it took; None means as estimated."""
 
     __slots__ = (
-        "_again_by_s",
-        "_deadline",
-        "_enqueued_at_s",
-        "_key",
-        "_queued_request",
-        "_replica",
-        "_throttler",
-        "tokens",
-    )
+        "_deadline", "_enqueued_at_s", "_key", "_queued_request", "_replica", "_retry_by_s", "_throttler", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -60,16 +53,16 @@ class Slot:
         queued_request: QueuedRequest,
         deadline: Deadline,
         enqueued_at_s: float,
-        again_by_s: float | None = None,
-        held: Replica | None = None,
+        retry_by_s: float | None = None,
+        replica: Replica | None = None,
     ) -> None:
         self._throttler = throttler
         self._key = key
         self._queued_request = queued_request
         self._deadline = deadline
         self._enqueued_at_s = enqueued_at_s
-        self._again_by_s = again_by_s
-        self._replica = held
+        self._retry_by_s = retry_by_s
+        self._replica = replica
         self.tokens: int | None = None
 
     @property
@@ -79,7 +72,7 @@ class Slot:
         return self._replica
 
     async def __aenter__(self) -> "Slot":
-        self._replica = await self._throttler.acquire(self._key, self._queued_request, self._deadline, self._again_by_s)
+        self._replica = await self._throttler.acquire(self._key, self._queued_request, self._deadline, self._retry_by_s)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,15 +83,15 @@ class Slot:
         returns to its former place in the queue. Raises as entering does.
         """
         replica, self._replica, self.tokens = self.replica, None, None
-        self._replica = await self._throttler.take_again(
-            self._key, replica, self._queued_request, self._deadline, self._enqueued_at_s, self._again_by_s
+        self._replica = await self._throttler.reacquire(
+            self._key, replica, self._queued_request, self._deadline, self._enqueued_at_s, self._retry_by_s
         )
 
     def release(self) -> None:
         """Give the slot back. Idempotent."""
         replica, self._replica = self._replica, None
         if replica is not None:
-            self._throttler.slots.release(self._key, replica, self._queued_request, self.tokens)
+            self._throttler.slot_allocator.release(self._key, replica, self._queued_request, self.tokens)
 
     def release_after(self, cancel_task: "asyncio.Task[None] | None") -> None:
         """Give the slot back once `cancel_task` is done (None: now). Another slot of the request settles the queue."""
@@ -106,10 +99,10 @@ class Slot:
         if replica is None:
             return
         if cancel_task is None:
-            self._throttler.slots.give_back(self._key, replica, self._queued_request, 0)
+            self._throttler.slot_allocator.give_back(self._key, replica, self._queued_request, 0)
         else:
             cancel_task.add_done_callback(
-                lambda _: self._throttler.slots.give_back(self._key, replica, self._queued_request, 0)
+                lambda _: self._throttler.slot_allocator.give_back(self._key, replica, self._queued_request, 0)
             )
 
 
@@ -121,7 +114,7 @@ class Throttler:
         limits: QueueLimits,
         waker: Waker,
         *,
-        longest_rest_s: float = LONGEST_S,
+        longest_open_s: float = LONGEST_S,
         peers: ActivatorPeers = ALONE,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = random.randrange,
@@ -130,28 +123,28 @@ class Throttler:
         self._waker = waker
         self._clock = clock
         self._starts = StartForecasts()
-        self.replica_breakers = ReplicaBreakers(longest_rest_s, clock, self._reopen)
-        self.breakers = VersionBreakers(longest_rest_s)
-        self.shedding = LoadShedder(limits)
-        self.slots = SlotAllocator(limits, self.shedding, peers, clock, draw)
-        self._version_queues = self.slots.version_queues
-        self.loads = self.slots.loads
-        self.refusals = 0  # requests that full replicas refused
-        self._tracker = ReplicaTracker(self.slots, self._starts, self.breakers, waker, clock)
+        self.replica_breakers = ReplicaBreakers(longest_open_s, clock, self._reopen)
+        self.version_breakers = VersionBreakers(longest_open_s)
+        self.load_shedder = LoadShedder(limits)
+        self.slot_allocator = SlotAllocator(limits, self.load_shedder, peers, clock, draw)
+        self._version_queues = self.slot_allocator.version_queues
+        self.usage_by_tenant = self.slot_allocator.usage_by_tenant
+        self.full_refusals = 0  # requests that full replicas refused
+        self._tracker = ReplicaTracker(self.slot_allocator, self._starts, self.version_breakers, waker, clock)
 
     def __repr__(self) -> str:
-        return f"<Throttler {self.slots!r}>"
+        return f"<Throttler {self.slot_allocator!r}>"
 
     def slot(
-        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
+        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, retry_by_s: float | None = None
     ) -> Slot:
         """Return an `async with` block that holds a slot of some replica. Entering waits for the slot. Safe to cancel.
 
         Raises Refused with Overloaded, ShedByPriority, ShedByFairShare, DeadlineExceeded, DeadlineTooShort,
-        BreakerOpen, or with the reason why a start failed. Raises NoSlotInTime if there was no slot by `again_by_s`
+        BreakerOpen, or with the reason why a start failed. Raises NoSlotInTime if there was no slot by `retry_by_s`
         (monotonic), unless the request waits for a start.
         """
-        return Slot(self, key, queued_request, deadline, self._clock(), again_by_s)
+        return Slot(self, key, queued_request, deadline, self._clock(), retry_by_s)
 
     def try_take_slot_elsewhere(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, excluded_replica: Replica
@@ -159,10 +152,10 @@ class Throttler:
         """Return a slot of another replica than `excluded_replica`, if one without failures is free now, else None. The
         caller must release the slot.
         """
-        replica = self.slots.try_take_elsewhere(key, queued_request, excluded_replica)
-        return None if replica is None else Slot(self, key, queued_request, deadline, self._clock(), held=replica)
+        replica = self.slot_allocator.try_take_other_replica(key, queued_request, excluded_replica)
+        return None if replica is None else Slot(self, key, queued_request, deadline, self._clock(), replica=replica)
 
-    def has_several(self, key: VersionKey) -> bool:
+    def has_several_replicas(self, key: VersionKey) -> bool:
         """Return whether the version has more than one replica."""
         version_queue = self._version_queues.get(key)
         return version_queue is not None and len(version_queue.replicas) > 1
@@ -177,11 +170,11 @@ class Throttler:
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
             return Availability.ASLEEP
-        if self._clock() >= version_queue.review_s:  # a credit may have expired since the last request
-            self.slots.grant(key, version_queue)
+        if self._clock() >= version_queue.next_review_s:  # a credit may have expired since the last request
+            self.slot_allocator.grant(key, version_queue)
         return Availability.ROOM if version_queue.free and not len(version_queue.waiting) else Availability.FULL
 
-    def wait_estimate(self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline) -> WaitEstimate:
+    def estimate_queued_wait(self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline) -> WaitEstimate:
         """Return the estimate for a request that waits for a slot."""
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
@@ -193,7 +186,9 @@ class Throttler:
             )
         )
 
-    def estimate_wait(self, key: VersionKey, tenant: str, priority_class: PriorityClass) -> tuple[float | None, bool]:
+    def estimate_new_request_wait(
+        self, key: VersionKey, tenant: str, priority_class: PriorityClass
+    ) -> tuple[float | None, bool]:
         """Return `(seconds or None, is_start)`: how long a new request would wait, and whether for a start.
 
         None means unknown. The wait for a start is unknown if the version has failed since its last answer: some
@@ -201,7 +196,9 @@ class Throttler:
         """
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
-            return None if key in self.breakers else self._starts.wait_estimate(key, self._clock()).remaining_s, True
+            return None if key in self.version_breakers else self._starts.wait_estimate(
+                key, self._clock()
+            ).remaining_s, True
         tokens = version_queue.waiting.tokens_of(tenant, priority_class) if len(version_queue.waiting) else 0
         return wait_s(tokens, version_queue.throughput.tokens_per_s(version_queue.slots)), False
 
@@ -210,7 +207,7 @@ class Throttler:
         if self.is_asleep(key):
             self._waker.start_wake_for(key, for_s)
 
-    def queued(self, key: VersionKey) -> int:
+    def queue_length(self, key: VersionKey) -> int:
         """Return the number of requests that wait for the version."""
         version_queue = self._version_queues.get(key)
         return 0 if version_queue is None else len(version_queue.waiting)
@@ -220,7 +217,7 @@ class Throttler:
         version_queue = self._version_queues.get(key)
         return None if version_queue is None else version_queue.throughput
 
-    def addresses(self) -> set[str]:
+    def replica_addresses(self) -> set[str]:
         """Return the sockets of all replicas."""
         return {
             replica.row.address
@@ -238,13 +235,13 @@ class Throttler:
         The feed reports whether the replica is gone. A code that is the version's fault counts against the version,
         too: after several in a row, no request waits for a start.
         """
-        opened = self.replica_breakers.failed(replica, code)
+        opened = self.replica_breakers.record_failure(replica, code)
         if code in INTEGRITY or (opened and code == ReplicaLost.code):
             row, retryable = replica.row, code not in INTEGRITY
-            self.breakers.failed(row.tenant, row.version, code, self._clock(), retryable=retryable)
+            self.version_breakers.record_failure(row.tenant, row.version, code, self._clock(), retryable=retryable)
         if opened and (version_queue := self._version_queues.get(key := key_of(replica.row))) is not None:
-            self.slots.grant(key, version_queue)  # with fewer slots, the shares change
-            if self.slots.is_wanted(key):
+            self.slot_allocator.grant(key, version_queue)  # with fewer slots, the shares change
+            if self.slot_allocator.needs_wake(key):
                 self._waker.start_wake(key)
 
     def report_ended(self, replica: Replica) -> None:
@@ -254,47 +251,47 @@ class Throttler:
         if not replica.gone:
             self._tracker.remove(replica.row.runtime_id)
 
-    def report_began(self, replica: Replica, credit: int | None) -> None:
+    def report_response_started(self, replica: Replica, credit: int | None) -> None:
         """Record that the replica began a response, so that it takes requests, and the credit that it reported."""
         if replica.breaker is not None:
-            self.replica_breakers.answered(replica)
+            self.replica_breakers.drop(replica)
         now = self._clock()
         replica.credit.record_answer(credit, now)
         if replica.max_requests is not None or (credit is not None and credit < replica.row.max_streams):
-            self.slots.review(replica, replica.running, now)
+            self.slot_allocator.review(replica, replica.running, now)
             version_queue = self._version_queues.get(key := key_of(replica.row))
             if version_queue is not None and len(version_queue.waiting):
-                self.slots.grant(key, version_queue)
+                self.slot_allocator.grant(key, version_queue)
 
     def report_full(self, replica: Replica, credit: int) -> None:
         """Record that a full replica refused a request. The request's slot is not given back yet."""
-        self.refusals += 1
+        self.full_refusals += 1
         now = self._clock()
         replica.credit.record_refusal(credit, now)
-        self.slots.review(replica, replica.running - 1, now)
+        self.slot_allocator.review(replica, replica.running - 1, now)
 
-    def report_answered(self, replica: Replica) -> None:
+    def report_response_completed(self, replica: Replica) -> None:
         """Record that the replica answered, and clear the version's breaker. A faulty version fails before its first
         token, so this one works.
         """
-        if self.breakers:
-            self.breakers.forget(key_of(replica.row))
+        if self.version_breakers:
+            self.version_breakers.drop(key_of(replica.row))
 
     async def acquire(
-        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, again_by_s: float | None = None
+        self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, retry_by_s: float | None = None
     ) -> Replica:
         """Wait for a slot and return its replica. Raises as entering `slot`. Give it back by `slots.release`."""
         now = self._clock()
-        if self.breakers and self.is_asleep(key):
-            self.breakers.check(key, now, self._why(key, queued_request))
-        version_queue = self.slots.ensure_version_queue(key)
-        if now >= version_queue.review_s:
+        if self.version_breakers and self.is_asleep(key):
+            self.version_breakers.check(key, now, self._start_problem_text(key, queued_request))
+        version_queue = self.slot_allocator.ensure_version_queue(key)
+        if now >= version_queue.next_review_s:
             if version_queue.waiting:
-                self.slots.grant(key, version_queue)  # waiting requests come first
+                self.slot_allocator.grant(key, version_queue)  # waiting requests come first
             else:
-                self.slots.review_all(version_queue, now)
+                self.slot_allocator.review_all(version_queue, now)
         if version_queue.waiting:
-            self.slots.count_request(key, version_queue, queued_request)
+            self.slot_allocator.count_request(key, version_queue, queued_request)
         else:
             if now >= version_queue.shares.ends_s:
                 version_queue.shares.refresh(now, 0)
@@ -302,54 +299,54 @@ class Throttler:
         # No waiting request may take a free slot. So if this tenant may take one, no request is before it.
         is_free = version_queue.may_take(queued_request.tenant, queued_request.weight)
         facts = AdmissionFacts(
-            is_free, queued_request, version_queue.waiting.queue_usage, self.loads, self._limits, deadline
+            is_free, queued_request, version_queue.waiting.queue_usage, self.usage_by_tenant, self._limits, deadline
         )
         match decide(facts, now):
             case Admit():
                 version_queue.waiting.charge_immediate(queued_request)
                 version_queue.throughput.record_grant(now)
-                return self.slots.take_slot(version_queue, queued_request, now)
+                return self.slot_allocator.take_slot(version_queue, queued_request, now)
             case Shed(failure):
-                self.slots.drop_if_empty(key, version_queue)
+                self.slot_allocator.drop_if_empty(key, version_queue)
                 raise Refused(failure)
             case Hold(until_s, full):
                 self._check_time(key, version_queue, queued_request, until_s, now)
                 waiter = _waiter(now, until_s)
                 if full is None:
                     version_queue.waiting.put(waiter, queued_request, until_s)
-                elif not self.shedding.try_enter(version_queue, waiter, queued_request):
-                    self.slots.drop_if_empty(key, version_queue)
+                elif not self.load_shedder.try_enter(version_queue, waiter, queued_request):
+                    self.slot_allocator.drop_if_empty(key, version_queue)
                     raise Refused(full)
-                return await self._wait(key, version_queue, queued_request, waiter, again_by_s)
+                return await self._wait(key, version_queue, queued_request, waiter, retry_by_s)
 
-    async def take_again(
+    async def reacquire(
         self,
         key: VersionKey,
         replica: Replica,
         queued_request: QueuedRequest,
         deadline: Deadline,
         enqueued_at_s: float,
-        again_by_s: float | None,
+        retry_by_s: float | None,
     ) -> Replica:
         """Give back a slot whose replica refused the request, and wait for another one. Raises as `acquire`. The
         request arrived at `enqueued_at_s`. It returns to its former place, even if the queue is full now.
         """
         version_queue, until_s = (
-            self.slots.ensure_version_queue(key),
+            self.slot_allocator.ensure_version_queue(key),
             min(deadline.at_s, enqueued_at_s + self._limits.wait_s),
         )
         waiter = _waiter(enqueued_at_s, until_s)
         version_queue.waiting.put_first(waiter, queued_request, until_s)
-        self.slots.give_back(key, replica, queued_request, 0)
+        self.slot_allocator.give_back(key, replica, queued_request, 0)
         # A new queue has not counted this request, which waits or has a slot by now.
         version_queue.shares.record_request(
             queued_request.tenant, queued_request.weight, version_queue.waiting.waiting_of(queued_request.tenant) - 1
         )
-        return await self._wait(key, version_queue, queued_request, waiter, again_by_s)
+        return await self._wait(key, version_queue, queued_request, waiter, retry_by_s)
 
     def check_integrity(self) -> None:
         """Assert that no request waits for a slot that is free for it, and that usage and replicas are consistent."""
-        self.slots.check_integrity()
+        self.slot_allocator.check_integrity()
         self._tracker.check_integrity()
 
     def _check_time(
@@ -372,8 +369,8 @@ class Throttler:
             return
         if asleep:
             self._waker.start_wake_for(key, expected_s)
-        self.slots.drop_if_empty(key, version_queue)
-        self.shedding.count_refusal(Reason.LATE, queued_request)
+        self.slot_allocator.drop_if_empty(key, version_queue)
+        self.load_shedder.count_refusal(Reason.LATE, queued_request)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
     async def _wait(
@@ -382,17 +379,17 @@ class Throttler:
         version_queue: VersionQueue,
         queued_request: QueuedRequest,
         waiter: Waiter,
-        again_by_s: float | None,
+        retry_by_s: float | None,
     ) -> Replica:
         """Wait for the slot of a queued request. Any failure removes the request from the queue."""
         try:
-            self.slots.grant_later(key, version_queue)
+            self.slot_allocator.schedule_grant(key, version_queue)
             if version_queue.is_asleep:
-                self.breakers.enter(key, waiter, self._clock())
+                self.version_breakers.enter(key, waiter, self._clock())
                 self._waker.start_wake(key)
             async with asyncio.timeout(max(0.0, waiter.until_s - self._clock())):
-                if again_by_s is not None:
-                    await asyncio.wait((waiter.assignment,), timeout=max(0.0, again_by_s - self._clock()))
+                if retry_by_s is not None:
+                    await asyncio.wait((waiter.assignment,), timeout=max(0.0, retry_by_s - self._clock()))
                     if not (waiter.assignment.done() or version_queue.awaits_start):
                         raise NoSlotInTime
                 assignment = await waiter.assignment
@@ -403,16 +400,16 @@ class Throttler:
             self._leave(key, version_queue, waiter, queued_request)
             if isinstance(error, TimeoutError):
                 stage, why = (
-                    ("waiting for a replica to start", self._why(key, queued_request))
+                    ("waiting for a replica to start", self._start_problem_text(key, queued_request))
                     if version_queue.is_asleep
                     else ("queued", "")
                 )
                 raise Refused(DeadlineExceeded(self._clock() - waiter.enqueued_at_s, stage, why)) from None
             raise
         finally:
-            self.breakers.leave(key, waiter)
+            self.version_breakers.leave(key, waiter)
 
-    def _why(self, key: VersionKey, queued_request: QueuedRequest) -> str:
+    def _start_problem_text(self, key: VersionKey, queued_request: QueuedRequest) -> str:
         """Return why the version does not start, or "" if that is unknown."""
         problem = self._starts.problem(key)
         return "" if problem is None else redact_for_caller(problem, queued_request.tenant == key.tenant).message
@@ -425,16 +422,16 @@ class Throttler:
         if version_queue.waiting.discard(waiter):
             assignment.cancel()
         elif assignment.done() and not assignment.cancelled() and isinstance(given := assignment.result(), Replica):
-            self.slots.release(key, given, queued_request, 0)
-        if not self.slots.is_wanted(key):
+            self.slot_allocator.release(key, given, queued_request, 0)
+        if not self.slot_allocator.needs_wake(key):
             self._waker.stop_wake(key)
-        self.slots.drop_if_empty(key, version_queue)
+        self.slot_allocator.drop_if_empty(key, version_queue)
 
     def _reopen(self, replica: Replica) -> None:
         key = key_of(replica.row)
         version_queue = self._version_queues.get(key)
         if version_queue is not None:
-            self.slots.grant(key, version_queue)
+            self.slot_allocator.grant(key, version_queue)
             if not version_queue.is_asleep:
                 self._waker.stop_wake(key)
 

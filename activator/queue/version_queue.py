@@ -69,7 +69,7 @@ class Replica:
     @property
     def is_open(self) -> bool:
         """Whether it takes a request if it has a free slot."""
-        return not (self.is_closed or (self.breaker is not None and self.breaker.is_trying))
+        return not (self.is_closed or (self.breaker is not None and self.breaker.has_trial_request))
 
     @property
     def is_closed(self) -> bool:
@@ -94,11 +94,11 @@ class VersionQueue:
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: HashRing = field(default_factory=HashRing)  # of all replicas
     throughput: Throughput = field(default_factory=Throughput)
-    due_s: float = inf  # when a grant is scheduled: a new window of `shares`, a change of a credit
-    due: asyncio.TimerHandle | None = None
-    swept_s: float = 0.0  # time of the last sweep for late requests
+    grant_at_s: float = inf  # when a grant is scheduled: a new window of `shares`, a change of a credit
+    grant_timer: asyncio.TimerHandle | None = None
+    last_sweep_s: float = 0.0  # time of the last sweep for late requests
     subset: ReplicaSubset = field(default_factory=ReplicaSubset)
-    review_s: float = -inf  # when to review the limits of its replicas
+    next_review_s: float = -inf  # when to review the limits of its replicas
 
     @property
     def free(self) -> int:

@@ -15,13 +15,13 @@ from activator.http.exchange import now_us
 from activator.queue.policy.queued_request import QueuedRequest
 from activator.queue.throttler import NoSlotInTime, Slot, Throttler
 from activator.queue.version_queue import Replica
-from activator.request.attempt_failure import RETRYABLE_CODES, decode_failure, report_replica_failure
+from activator.request.attempt_failure import decode_failure, may_retry, report_replica_failure
 from activator.request.client_response import ClientResponse
 from activator.request.hedged_request import HedgeAttempt, HedgedRequest, Hedges, HedgeWon, has_begun_answer
 from activator.request.inference_request import InferenceRequest, UpstreamRequestFactory
 from activator.request.retry_policy import LIMITS, Retry, RetryBudgets, RetryState, Withheld, decide, record_failure
 from activator.routing.policy.version_key import VersionKey
-from activator.upstream.replica_requests import UpstreamLost, UpstreamRejected, UpstreamRequest
+from activator.upstream.upstream_request import UpstreamLost, UpstreamRejected, UpstreamRequest
 from kelvin.contracts.accounting.usage import ACK_TOKENS
 from kelvin.contracts.artifact_errors import WeightsDamaged
 from kelvin.contracts.errors import Failure, ModelNotFound, Refused
@@ -30,8 +30,8 @@ from kelvin.contracts.timeline import Stage
 from kelvin.contracts.traffic_errors import ReplicaLost
 from kelvin.contracts.wire import BadJson, decoder
 
-_UNTRIED: Final = RetryState()
-_ENDS: Final = decoder(StreamEnd)
+_NO_FAILURES: Final = RetryState()
+_END_DECODER: Final = decoder(StreamEnd)
 
 
 class Attempts:
@@ -61,60 +61,53 @@ class Attempts:
         client_response: ClientResponse,
         is_current: Callable[[], bool],
     ) -> None:
-        """Send a complete answer to the client, retrying on other replicas.
-
-        A retry is safe in three cases:
-
-        1. The replica was lost before its first byte.
-        2. The replica refused the request as `unavailable`, because it drains.
-        3. The replica withdrew its answer (`weights_damaged`) before the client had any of it.
+        """Send a complete answer to the client, retrying on other replicas if that is safe (`may_retry`).
 
         Raises Refused with the last attempt's failure. Raises Refused(ModelNotFound) before an attempt if `is_current`
         returns False, because the request no longer goes to this version.
         """
         self._budgets.record_request((queued_request.tenant, key), time.monotonic())
-        tried = _UNTRIED
+        retry_state = _NO_FAILURES
         failure: Failure | None = None
         while True:
             if not is_current():
                 raise Refused(ModelNotFound(str(inference_request.reference)))
             try:
-                await self._attempt(key, queued_request, inference_request, client_response, tried.until_s, is_current)
+                await self._attempt(
+                    key, queued_request, inference_request, client_response, retry_state.until_s, is_current
+                )
                 return
             except NoSlotInTime:
                 assert failure is not None, "NoSlotInTime is raised for retries only"
-                self._count(queued_request, inference_request, failure, Withheld.TIME)
+                self._count_failure(queued_request, inference_request, failure, Withheld.TIME)
                 raise Refused(failure) from None
-            except UpstreamLost as lost:
-                if not lost.before_response:
-                    raise Refused(ReplicaLost()) from lost
-                failure = ReplicaLost()
-                if lost.has_ended:  # nothing was sent to the ended replica, so this spends no retry
-                    self._count(queued_request, inference_request, failure, "again")
+            except (UpstreamLost, UpstreamRejected) as error:
+                failure = ReplicaLost() if isinstance(error, UpstreamLost) else error.failure
+                if not may_retry(error):
+                    raise Refused(failure) from error
+                if isinstance(error, UpstreamLost) and error.has_ended:
+                    # Nothing was sent to the ended replica, so this spends no retry.
+                    self._count_failure(queued_request, inference_request, failure, "again")
                     continue
-            except UpstreamRejected as declined:
-                failure = declined.failure
-                if failure.code not in RETRYABLE_CODES:
-                    raise Refused(failure) from declined
-            tried = record_failure(
-                tried, lost=isinstance(failure, ReplicaLost), sent_s=inference_request.dispatched_us / 1e6,
+            retry_state = record_failure(
+                retry_state, is_lost=isinstance(failure, ReplicaLost), sent_s=inference_request.dispatched_us / 1e6,
                 now_s=time.monotonic(), limits=LIMITS,
             )  # fmt: skip
-            await asyncio.sleep(self._pause_s(key, queued_request, inference_request, tried, failure))
+            await asyncio.sleep(self._spend_retry(key, queued_request, inference_request, retry_state, failure))
 
     async def _attempt(
         self, key: VersionKey, queued_request: QueuedRequest, inference_request: InferenceRequest, client_response:
-        ClientResponse, again_by_s: float | None, is_current: Callable[[], bool],
+        ClientResponse, retry_by_s: float | None, is_current: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Make one attempt. Raises Refused or NoSlotInTime. Raises UpstreamLost or UpstreamRejected, with
         `account.runtime_id` None.
         """
         waits_since_us = self._begin_wait(key, inference_request)
-        async with self._throttler.slot(key, queued_request, inference_request.deadline, again_by_s) as slot:
+        async with self._throttler.slot(key, queued_request, inference_request.deadline, retry_by_s) as slot:
             while True:
                 replica = slot.replica
-                _record_dispatch(inference_request, replica, waits_since_us)
-                upstream = self._request_factory.send(key, inference_request, replica)
+                _record_wait(inference_request, replica, waits_since_us)
+                upstream = self._request_factory.open_request(key, inference_request, replica)
                 hedged_request = (
                     None
                     if self._hedges is None
@@ -126,8 +119,8 @@ class Attempts:
                     else:
                         await self._relay_hedged(hedged_request, inference_request, client_response, slot, upstream)
                     return
-                except UpstreamRejected as declined:
-                    if not declined.is_full:
+                except UpstreamRejected as rejection:
+                    if not rejection.is_full:
                         raise
                 # The replica did nothing for the request, so this was no attempt.
                 if not is_current():
@@ -158,13 +151,13 @@ class Attempts:
                 # A pod keeps its name across container restarts, so use the id that the runtime reports.
                 if upstream.runtime_id is not None:
                     inference_request.account.runtime_id = upstream.runtime_id
-                self._throttler.report_began(replica, upstream.credit)
+                self._throttler.report_response_started(replica, upstream.credit)
                 await _relay(
                     inference_request, client_response, upstream, slot, await upstream.read_frames(), hedged_request
                 )
-            self._throttler.report_answered(replica)
-        except (Refused, UpstreamLost, UpstreamRejected) as failed:
-            self._record_failure(replica, inference_request, slot, failed)
+            self._throttler.report_response_completed(replica)
+        except (Refused, UpstreamLost, UpstreamRejected) as error:
+            self._record_failure(replica, inference_request, slot, error)
             if (
                 hedged_request is None and upstream.cancel_task is not None
                 # Wait until the replica has dropped this request id, or it would refuse a retry as a duplicate.
@@ -195,16 +188,14 @@ class Attempts:
                 second = await hedged_request.second()
                 assert second is not None
                 slot.release_after(upstream.cancel_task)
-            except (UpstreamLost, UpstreamRejected) as failed:
-                if not _may_hedge_answer(failed) or (second := await hedged_request.second()) is None:
+            except (UpstreamLost, UpstreamRejected) as error:
+                if not may_retry(error) or (second := await hedged_request.second()) is None:
                     raise
                 slot.release_after(None)
             await self._relay_hedge(inference_request, client_response, second)
-        except (UpstreamLost, UpstreamRejected) as failed:
+        except (UpstreamLost, UpstreamRejected) as error:
             hedged_request.end()
-            if _may_hedge_answer(
-                failed
-            ):  # a retry may go to the same replica, which must have dropped the request by then
+            if may_retry(error):  # a retry may go to the same replica, which must have dropped the request by then
                 await hedged_request.wait_settled()
             raise
         finally:
@@ -220,9 +211,9 @@ class Attempts:
         assert frames is not None
         try:
             await _relay(inference_request, client_response, second.upstream, second.slot, frames)
-            self._throttler.report_answered(replica)
-        except (Refused, UpstreamLost, UpstreamRejected) as failed:
-            self._record_failure(replica, inference_request, second.slot, failed)
+            self._throttler.report_response_completed(replica)
+        except (Refused, UpstreamLost, UpstreamRejected) as error:
+            self._record_failure(replica, inference_request, second.slot, error)
             raise
         finally:
             second.end()
@@ -235,41 +226,43 @@ class Attempts:
         replica: Replica,
         inference_request: InferenceRequest,
         slot: Slot,
-        failed: Refused | UpstreamLost | UpstreamRejected,
+        error: Refused | UpstreamLost | UpstreamRejected,
     ) -> None:
-        report_replica_failure(self._throttler, replica, failed)
-        if isinstance(failed, UpstreamRejected) or (isinstance(failed, UpstreamLost) and failed.before_response):
+        report_replica_failure(self._throttler, replica, error)
+        if isinstance(error, UpstreamRejected) or (isinstance(error, UpstreamLost) and error.before_response):
             # the replica served nothing of this request
             inference_request.account.runtime_id = inference_request.upstream = None
             slot.tokens = 0
-        if isinstance(failed, UpstreamRejected):
-            inference_request.rejected_prompt_tokens = failed.encoded_tokens
+        if isinstance(error, UpstreamRejected):
+            inference_request.rejected_prompt_tokens = error.encoded_tokens
 
-    def _pause_s(
+    def _spend_retry(
         self,
         key: VersionKey,
         queued_request: QueuedRequest,
         inference_request: InferenceRequest,
-        tried: RetryState,
+        retry_state: RetryState,
         failure: Failure,
     ) -> float:
-        """Return the seconds until the next attempt. Raises Refused if there is none."""
+        """Spend a retry of the budget and return the pause before it, in seconds. Raises Refused if there is none."""
         now_s = time.monotonic()
-        why = decide(tried, now_s, inference_request.remaining_s(), self._draw(), LIMITS)
-        if isinstance(why, Retry) and not self._budgets.try_spend((queued_request.tenant, key), now_s):
-            why = Withheld.BUDGET
-        self._count(queued_request, inference_request, failure, "again" if isinstance(why, Retry) else why)
-        if isinstance(why, Retry):
-            return why.pause_s
+        decision = decide(retry_state, now_s, inference_request.remaining_s(), self._draw(), LIMITS)
+        if isinstance(decision, Retry) and not self._budgets.try_spend((queued_request.tenant, key), now_s):
+            decision = Withheld.BUDGET
+        outcome = "again" if isinstance(decision, Retry) else decision
+        self._count_failure(queued_request, inference_request, failure, outcome)
+        if isinstance(decision, Retry):
+            return decision.pause_s
         raise Refused(failure)
 
-    def _count(
-        self, queued_request: QueuedRequest, inference_request: InferenceRequest, failure: Failure, then: str
+    def _count_failure(
+        self, queued_request: QueuedRequest, inference_request: InferenceRequest, failure: Failure, outcome: str
     ) -> None:
-        self._metrics.count_failed_attempt((queued_request.tenant, inference_request.account.model), failure.code, then)
+        tenant_and_model = (queued_request.tenant, inference_request.account.model)
+        self._metrics.count_failed_attempt(tenant_and_model, failure.code, outcome)
 
 
-def _record_dispatch(inference_request: InferenceRequest, replica: Replica, waits_since_us: int) -> None:
+def _record_wait(inference_request: InferenceRequest, replica: Replica, waits_since_us: int) -> None:
     """Record the stages of the wait. A request is cold if its replica appeared after the wait began. The control plane
     reports the stages of a restore. A Knative pod has none: it is ready when its row arrives.
     """
@@ -296,15 +289,6 @@ def _record_cost(inference_request: InferenceRequest, slot: Slot, upstream: Upst
     inference_request.account.counts = cost
     inference_request.account.runtime_id = upstream.runtime_id or inference_request.account.runtime_id
     slot.tokens = cost.prompt_tokens + cost.completion_tokens
-
-
-def _may_hedge_answer(failed: UpstreamLost | UpstreamRejected) -> bool:
-    """Return whether the other attempt of a hedged request may answer after this failure."""
-    return (
-        failed.before_response
-        if isinstance(failed, UpstreamLost)
-        else failed.is_full or failed.failure.code in RETRYABLE_CODES
-    )
 
 
 async def _relay(
@@ -336,7 +320,7 @@ async def _relay(
         last = frames[-1]
         if last.kind is FrameKind.FAILED:
             failure = decode_failure(last)
-            if failure.code == WeightsDamaged.code and client_response.try_forget():
+            if failure.code == WeightsDamaged.code and client_response.try_discard_data():
                 upstream.abandon()  # the replica has counted the request, but another replica's record will count
                 raise UpstreamRejected(failure)
             raise Refused(failure)
@@ -363,6 +347,6 @@ def _join_payloads(frames: Sequence[Frame]) -> bytes:
 
 def _decode_end(frame: Frame) -> StreamEnd:
     try:
-        return _ENDS.decode(frame.payload)
+        return _END_DECODER.decode(frame.payload)
     except BadJson:
         return StreamEnd(finish_reason="stop", unfiltered=True)  # unreadable: don't replay the answer

@@ -24,10 +24,10 @@ from kelvin.contracts.wire import encode
 
 log = logging.getLogger(__name__)
 
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 # After these failures, a non-streamed response is charged for its computed tokens; after others it is not.
-CUT: Final = frozenset({Cancelled.code, DeadlineExceeded.code})
-AT_ONCE: Final = 64 << 10  # a non-streamed response up to this size is one write, after its record
+CHARGED_FAILURES: Final = frozenset({Cancelled.code, DeadlineExceeded.code})
+SINGLE_WRITE_BYTES: Final = 64 << 10  # a non-streamed response up to this size is one write, after its record
 _SSE: Final = b"text/event-stream; charset=utf-8"
 _JSON: Final = OPENAI_CONTENT_TYPE.encode()
 DONE: Final = b"data: [DONE]\n\n"
@@ -81,7 +81,7 @@ class ClientResponse:
             await self._exchange.write(data)
         self._account.delivered_tokens = completion_tokens
 
-    def try_forget(self) -> bool:
+    def try_discard_data(self) -> bool:
         """Drop the replica's bytes, so that another can answer from the beginning. Return False if some were sent."""
         if self._has_started:
             return False
@@ -95,12 +95,12 @@ class ClientResponse:
         if account.stream:
             await self._ensure_head_sent()
             await self._settle()
-            await exchange.finish(self._timeline() + self._buffered)
+            await exchange.finish(self._timeline_comment() + self._buffered)
             return
         account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
         head = [*self._head(_JSON), (b"content-length", str(len(self._buffered)).encode())]
         late = self._buffered
-        if len(late) > AT_ONCE:
+        if len(late) > SINGLE_WRITE_BYTES:
             await exchange.start(200, head)
             await exchange.write(late[:-1])
             late = late[-1:]
@@ -151,7 +151,7 @@ class ClientResponse:
             body = self._form(failure, self._account.request_id)
             await self._exchange.respond(failure.status, _JSON, body, headers)
         elif self._account.stream:
-            await self._exchange.finish(self._timeline() + sse_error(failure, self._account.request_id))
+            await self._exchange.finish(self._timeline_comment() + sse_error(failure, self._account.request_id))
         else:  # a Content-Length was sent, so only a broken connection can signal the failure
             self._exchange.connection.abort()
 
@@ -163,7 +163,7 @@ class ClientResponse:
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
         account = self._account
         account.timeline.stamp(Stage.DONE, now_us())
-        if not account.stream and failure.code in CUT:
+        if not account.stream and failure.code in CHARGED_FAILURES:
             account.delivered_tokens = account.counts.completion_tokens
         try:
             if account.runtime_id is None:
@@ -194,7 +194,7 @@ class ClientResponse:
             head.append((DEGRADED_HEADER.encode(), self._account.applied_step.header_value.encode()))
         return head
 
-    def _timeline(self) -> bytes:
+    def _timeline_comment(self) -> bytes:
         return b": timeline " + encode(self._account.snapshot_timeline()) + b"\n\n"
 
     def _start_heartbeats(self) -> None:
@@ -207,9 +207,10 @@ class ClientResponse:
             await self._exchange.start(200, self._head(_SSE))
             while True:
                 elapsed_s = (now_us() - self._exchange.arrived_us) / 1e6
-                beat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{self._wait_estimate().words()}\n\n"
-                await self._exchange.write(beat.encode())
-                await asyncio.sleep(BEAT_S)
+                estimate = self._wait_estimate().heartbeat_text()
+                heartbeat = f": waiting stage={self._stage()} elapsed_s={elapsed_s:.1f}{estimate}\n\n"
+                await self._exchange.write(heartbeat.encode())
+                await asyncio.sleep(HEARTBEAT_S)
         except ClientGone:
             return  # the connection notifies the request's own task
 
@@ -218,11 +219,11 @@ class ClientResponse:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        heart, self._heartbeat_task = self._heartbeat_task, None
-        if heart is not None:
-            heart.cancel()
-            await asyncio.wait((heart,))
-            if not heart.cancelled() and (error := heart.exception()) is not None:
+        heartbeat_task, self._heartbeat_task = self._heartbeat_task, None
+        if heartbeat_task is not None:
+            heartbeat_task.cancel()
+            await asyncio.wait((heartbeat_task,))
+            if not heartbeat_task.cancelled() and (error := heartbeat_task.exception()) is not None:
                 log.error("a heartbeat failed", exc_info=error)
 
 

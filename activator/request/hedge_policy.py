@@ -17,50 +17,50 @@ from kelvin.contracts.sliding_quantile import SlidingQuantile
 class HedgeLimits:
     """How many samples are needed and kept."""
 
-    samples: int = 100  # needed before any request counts as late
+    min_samples: int = 100  # needed before any request counts as late
     window: int = 256
-    share: float = 0.95  # fraction of first frames that are not late
-    least_s: float = 0.01  # a faster first frame is never late
-    versions: int = 512  # windows kept; the least recently used is dropped
+    percentile: float = 0.95  # fraction of first frames that are not late
+    shortest_late_s: float = 0.01  # a faster first frame is never late
+    max_windows: int = 512  # windows kept; the least recently used is dropped
 
 
 LIMITS: Final = HedgeLimits()
 
 
-Of = TypeVar("Of", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 
-class FirstFrameLatencies(Generic[Of]):
+class FirstFrameLatencies(Generic[K]):
     """Seconds from dispatch to first frame of warm requests, in one sliding window per kind."""
 
     def __init__(self, limits: HedgeLimits = LIMITS) -> None:
         self._limits = limits
-        self._windows: OrderedDict[Of, SlidingQuantile] = OrderedDict()
+        self._windows: OrderedDict[K, SlidingQuantile] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<FirstFrameLatencies kinds={len(self._windows)}>"
 
-    def record_first_frame(self, kind: Of, seconds: float) -> None:
+    def record_first_frame(self, kind: K, seconds: float) -> None:
         """Add one measurement to the window of its kind."""
         window = self._windows.get(kind)
         if window is None:
-            if len(self._windows) >= self._limits.versions:
+            if len(self._windows) >= self._limits.max_windows:
                 self._windows.popitem(last=False)
             window = self._windows[kind] = SlidingQuantile(self._limits.window)
         else:
             self._windows.move_to_end(kind)
         window.add(seconds)
 
-    def late_after_s(self, kind: Of) -> float | None:
+    def late_after_s(self, kind: K) -> float | None:
         """Return the seconds after which a first frame is late, or None without enough samples."""
         window, limits = self._windows.get(kind), self._limits
-        if window is None or len(window) < limits.samples:
+        if window is None or len(window) < limits.min_samples:
             return None
-        return max(limits.least_s, window.quantile(limits.share))
+        return max(limits.shortest_late_s, window.quantile(limits.percentile))
 
     def check_integrity(self) -> None:
         """Assert that every window is consistent, and that their number is bounded."""
-        assert len(self._windows) <= self._limits.versions
+        assert len(self._windows) <= self._limits.max_windows
         for window in self._windows.values():
             window.check_integrity()
             assert len(window) >= 1

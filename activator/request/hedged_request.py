@@ -23,7 +23,7 @@ from activator.request.hedge_policy import LIMITS, FirstFrameLatencies, HedgeLim
 from activator.request.inference_request import InferenceRequest, UpstreamRequestFactory
 from activator.request.retry_policy import RetryBudgets
 from activator.routing.policy.version_key import VersionKey
-from activator.upstream.replica_requests import UpstreamLost, UpstreamRejected, UpstreamRequest
+from activator.upstream.upstream_request import UpstreamLost, UpstreamRejected, UpstreamRequest
 from kelvin.contracts.serving.stream_frames import Frame, FrameKind
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class HedgeAttempt:
         self._released: asyncio.Future[None] = loop.create_future()
         self._outcome_known = asyncio.Event()
         self._task = loop.create_task(self._run(), name="second")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_done)
 
     def __repr__(self) -> str:
         return f"<HedgeAttempt begun={self.frames is not None} lead={self.is_winner} over={self._task.done()}>"
@@ -85,7 +85,7 @@ class HedgeAttempt:
         replica = self.slot.replica
         try:
             async with self.upstream:
-                self._throttler.report_began(replica, self.upstream.credit)
+                self._throttler.report_response_started(replica, self.upstream.credit)
                 frames = await self.upstream.read_frames()
                 while not has_begun_answer(frames):
                     frames = await self.upstream.read_frames()
@@ -99,7 +99,7 @@ class HedgeAttempt:
         except (UpstreamLost, UpstreamRejected) as failed:
             report_replica_failure(self._throttler, replica, failed)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Release the slot. Runs when the task ends, even if it was cancelled before its first step."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("unforeseen failure", exc_info=error)
@@ -148,7 +148,7 @@ class Hedges:
         """Return a HedgedRequest for an attempt about to be sent, or None if the version has no other replica."""
         return (
             HedgedRequest(self, key, queued_request, inference_request, replica, first)
-            if self._throttler.has_several(key)
+            if self._throttler.has_several_replicas(key)
             else None
         )
 
@@ -178,7 +178,7 @@ class Hedges:
         return HedgeAttempt(
             self._throttler,
             slot,
-            self._request_factory.send(key, inference_request, slot.replica),
+            self._request_factory.open_request(key, inference_request, slot.replica),
             hedged_request.on_second_begun,
         )
 
@@ -187,10 +187,10 @@ class Hedges:
         if not inference_request.account.cold:
             self._frames.record_first_frame((key, inference_request.account.stream), (now_us() - since_us) / 1e6)
 
-    def record_outcome(self, queued_request: QueuedRequest, inference_request: InferenceRequest, first: str) -> None:
+    def record_outcome(self, queued_request: QueuedRequest, inference_request: InferenceRequest, winner: str) -> None:
         """Record which attempt answered a late request."""
-        inference_request.account.hedge_winner = first
-        self._metrics.count_hedged_request((queued_request.tenant, inference_request.account.model), first)
+        inference_request.account.hedge_winner = winner
+        self._metrics.count_hedged_request((queued_request.tenant, inference_request.account.model), winner)
 
 
 class HedgedRequest:
@@ -199,20 +199,8 @@ class HedgedRequest:
     """
 
     __slots__ = (
-        "_before",
-        "_first",
-        "_has_won",
-        "_hedges",
-        "_inference_request",
-        "_is_counted",
-        "_is_inside",
-        "_key",
-        "_queued_request",
-        "_replica",
-        "_second",
-        "_since_us",
-        "_task",
-        "_timer",
+        "_cancelling_before", "_first_upstream", "_has_won", "_hedges", "_inference_request", "_is_counted",
+        "_is_inside", "_key", "_queued_request", "_replica", "_second", "_since_us", "_task", "_timer",
     )  # fmt: skip
 
     def __init__(
@@ -229,7 +217,7 @@ class HedgedRequest:
         self._queued_request = queued_request
         self._inference_request = inference_request
         self._replica = replica
-        self._first = first
+        self._first_upstream = first
         self._since_us = inference_request.dispatched_us
         self._timer: asyncio.TimerHandle | None = None
         self._second: HedgeAttempt | None = None
@@ -241,7 +229,7 @@ class HedgedRequest:
         if after_s is not None:
             task = asyncio.current_task()
             assert task is not None
-            self._task, self._before = task, task.cancelling()
+            self._task, self._cancelling_before = task, task.cancelling()
             self._timer = asyncio.get_running_loop().call_later(after_s, self._on_late)
 
     def __exit__(
@@ -253,7 +241,7 @@ class HedgedRequest:
             return
         self._task.uncancel()
         # not cancelled from elsewhere, too
-        if kind is not asyncio.CancelledError or self._task.cancelling() <= self._before:
+        if kind is not asyncio.CancelledError or self._task.cancelling() <= self._cancelling_before:
             raise HedgeWon from None
 
     def on_first_byte(self) -> None:
@@ -263,9 +251,9 @@ class HedgedRequest:
 
     def on_second_begun(self) -> None:
         """Use the second attempt, unless the first one is over. In that case it waits for `second`."""
-        if self._is_inside and not self._first.is_closed:
+        if self._is_inside and not self._first_upstream.is_closed:
             self._promote()
-            self._first.abandon()
+            self._first_upstream.abandon()
             self._has_won = True
             self._task.cancel()
 
@@ -284,26 +272,26 @@ class HedgedRequest:
         self._attribute_to(second)  # the first attempt may have changed the account meanwhile
         return second
 
-    def end(self, first: str = NEITHER) -> None:
+    def end(self, winner: str = NEITHER) -> None:
         """Allow no second attempt from now on, and end a running one. Idempotent."""
         self._cancel_timer()
         second = self._second
         if second is None:
             return
         if not second.is_winner:
-            self._count(first)
+            self._count_outcome(winner)
         second.end()
 
     async def wait_settled(self) -> None:
         """Wait until the second attempt has ended, and an unused first replica has been told to cancel."""
         if self._second is not None:
             await self._second.wait_ended()
-        if self._first.cancel_task is not None:
-            await asyncio.wait((self._first.cancel_task,))
+        if self._first_upstream.cancel_task is not None:
+            await asyncio.wait((self._first_upstream.cancel_task,))
 
     def _on_late(self) -> None:
         self._timer = None
-        if not self._first.is_closed:
+        if not self._first_upstream.is_closed:
             self._second = self._hedges.try_hedge(
                 self, self._key, self._queued_request, self._inference_request, self._replica
             )
@@ -314,7 +302,7 @@ class HedgedRequest:
         second.is_winner = True
         self._attribute_to(second)
         self._hedges.record_first_frame(self._key, self._inference_request, self._since_us)
-        self._count(SECOND)
+        self._count_outcome(SECOND)
 
     def _attribute_to(self, second: HedgeAttempt) -> None:
         """Name this attempt's replica in the record, and acknowledge deliveries to it."""
@@ -323,10 +311,10 @@ class HedgedRequest:
         inference_request.account.runtime_id = second.upstream.runtime_id or second.slot.replica.row.runtime_id
         inference_request.dispatched_us = second.sent_us
 
-    def _count(self, first: str) -> None:
+    def _count_outcome(self, winner: str) -> None:
         if not self._is_counted:
             self._is_counted = True
-            self._hedges.record_outcome(self._queued_request, self._inference_request, first)
+            self._hedges.record_outcome(self._queued_request, self._inference_request, winner)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

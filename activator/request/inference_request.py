@@ -12,11 +12,12 @@ from activator.queue.policy.queued_request import PriorityClass, QueuedRequest, 
 from activator.queue.version_queue import Replica
 from activator.routing.policy.affinity import Affinity, read_affinity, read_session
 from activator.routing.policy.request_body import RequestBody, read_body
-from activator.routing.policy.traffic_split import ModelEntry, merge_references
 from activator.routing.policy.version_key import VersionKey
+from activator.routing.policy.version_resolution import ModelEntry, merge_references
 from activator.routing.request_routes import RunInference
 from activator.routing.routing_table import RoutingTable, authorize_model
-from activator.upstream.replica_requests import ReplicaSessions, UpstreamHeaders, UpstreamRequest
+from activator.upstream.replica_sessions import ReplicaSessions
+from activator.upstream.upstream_request import UpstreamHeaders, UpstreamRequest
 from kelvin.contracts.artifacts.kind_routes import ROUTES_BY_KIND
 from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.errors import InvalidRequest, Refused
@@ -83,7 +84,7 @@ def parse_inference_request(
     """
     body, most_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
     reference = merge_references(
-        request_route.target.model, body.model if request_route.named is None else request_route.named
+        request_route.target.model, body.model if request_route.model_name is None else request_route.model_name
     )
     entry = authorize_model(table, principal, request_route.target.tenant, reference)
     if body.stream and request_route.path in ROUTES_BY_KIND["embed"]:
@@ -115,7 +116,7 @@ def parse_inference_request(
 
 def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody) -> tuple[str, ...]:
     """Return the schema hashes that a prediction names in its header and parameters. Each must match."""
-    if request_route.named is None:
+    if request_route.model_name is None:
         return ()
     header = exchange.header(b"x-kelvin-schema-hash")
     given = (None if header is None else header.decode("latin-1"), body.schema_hash)
@@ -123,7 +124,7 @@ def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody)
 
 
 class UpstreamRequestFactory:
-    """Sends requests to replicas. `source` is the spool that will hold their records."""
+    """Makes the requests to replicas. `source` is the spool that will hold their records."""
 
     def __init__(self, replica_sessions: ReplicaSessions, source: str) -> None:
         self._replica_sessions = replica_sessions
@@ -132,8 +133,8 @@ class UpstreamRequestFactory:
     def __repr__(self) -> str:
         return f"<UpstreamRequestFactory {self._source}>"
 
-    def send(self, key: VersionKey, inference_request: InferenceRequest, replica: Replica) -> UpstreamRequest:
-        """Return the request to one replica. Use it as an async context manager, which sends it."""
+    def open_request(self, key: VersionKey, inference_request: InferenceRequest, replica: Replica) -> UpstreamRequest:
+        """Return the request to one replica. Nothing is sent before the returned context manager is entered."""
         account = inference_request.account
         caller = account.principal
         remaining_ms = inference_request.deadline.remaining_ms(time.monotonic())
@@ -143,4 +144,5 @@ class UpstreamRequestFactory:
             account.request_id, caller.key_id, self._source, remaining_ms, replica.wanted_slots,
             inference_request.ceiling, guest, account.charge_id, degraded,
         )  # fmt: skip
-        return self._replica_sessions.send(replica, inference_request.path, inference_request.body, upstream_headers)
+        session = self._replica_sessions.ensure_session(replica.row.address)
+        return UpstreamRequest(session, inference_request.path, inference_request.body, upstream_headers)

@@ -25,15 +25,15 @@ from kelvin.contracts.backoff import ExponentialBackoff
 class RetryLimits:
     """Bounds on the extra work of retries."""
 
-    share: float = 0.1  # retries per request
-    per_s: float = 1.0  # retries per second, without any request
+    retries_per_request: float = 0.1  # retries per request
+    retries_per_s: float = 1.0  # retries per second, without any request
     memory_s: float = 10.0  # decay time of unused retries
     first_s: float = 0.025
     longest_s: float = 1.0
-    lost: int = 3  # lost replicas per request: the request may be what kills them
-    tries: int = 8  # attempts in total
+    max_lost: int = 3  # lost replicas per request: the request may be what kills them
+    max_attempts: int = 8  # attempts in total
     within_s: float = 5.0  # a retry must be sent within this time of the first failure, except after a start
-    budgets: int = 4096  # buckets kept; the least recently used is dropped
+    max_budgets: int = 4096  # buckets kept; the least recently used is dropped
 
 
 LIMITS: Final = RetryLimits()
@@ -66,31 +66,35 @@ class RetryState:
     until_s: float | None = None
 
 
-def record_failure(tried: RetryState, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> RetryState:
+def record_failure(
+    retry_state: RetryState, *, is_lost: bool, sent_s: float, now_s: float, limits: RetryLimits
+) -> RetryState:
     """Count one more failure of a request that was sent at `sent_s`, and return the new state.
 
     A request that was sent after `until_s` had waited for a start. Earlier failures say nothing about that, so its time
     for retries starts again.
     """
-    until_s = tried.until_s
+    until_s = retry_state.until_s
     if until_s is None or sent_s > until_s:
         until_s = now_s + limits.within_s
-    return RetryState(tried.lost + lost, tried.refused + (not lost), until_s)
+    return RetryState(retry_state.lost + is_lost, retry_state.refused + (not is_lost), until_s)
 
 
-def decide(tried: RetryState, now_s: float, remaining_s: float, draw: float, limits: RetryLimits) -> Retry | Withheld:
+def decide(
+    retry_state: RetryState, now_s: float, remaining_s: float, draw: float, limits: RetryLimits
+) -> Retry | Withheld:
     """Decide about a request that was just lost or refused, before the budget is checked. `draw` is in [0, 1)."""
-    count = tried.lost + tried.refused
-    if count >= limits.tries or tried.lost >= limits.lost:
+    count = retry_state.lost + retry_state.refused
+    if count >= limits.max_attempts or retry_state.lost >= limits.max_lost:
         return Withheld.TRIES
     pause_s = draw * ExponentialBackoff(limits.first_s, limits.longest_s).delay_s(count)
     if pause_s >= remaining_s:
         return Withheld.DEADLINE
-    assert tried.until_s is not None, "nothing has failed"
-    return Retry(pause_s) if now_s + pause_s < tried.until_s else Withheld.TIME
+    assert retry_state.until_s is not None, "nothing has failed"
+    return Retry(pause_s) if now_s + pause_s < retry_state.until_s else Withheld.TIME
 
 
-Of = TypeVar("Of", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -99,23 +103,23 @@ class _Bucket:
     at_s: float
 
 
-class RetryBudgets(Generic[Of]):
+class RetryBudgets(Generic[K]):
     """One budget per tenant and version. Times are seconds of one monotonic clock."""
 
     def __init__(self, limits: RetryLimits) -> None:
         self._limits = limits
-        self._buckets: OrderedDict[Of, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[K, _Bucket] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<RetryBudgets known={len(self._buckets)}>"
 
-    def record_request(self, whose: Of, now_s: float) -> None:
+    def record_request(self, key: K, now_s: float) -> None:
         """Add to the budget for a new request, not a retry."""
-        self._settled(whose, now_s).retries += self._limits.share
+        self._decayed_bucket(key, now_s).retries += self._limits.retries_per_request
 
-    def try_spend(self, whose: Of, now_s: float) -> bool:
+    def try_spend(self, key: K, now_s: float) -> bool:
         """Take one retry. Return False if there is none."""
-        bucket = self._settled(whose, now_s)
+        bucket = self._decayed_bucket(key, now_s)
         if bucket.retries < 1.0:
             return False
         bucket.retries -= 1.0
@@ -124,19 +128,19 @@ class RetryBudgets(Generic[Of]):
     def check_integrity(self) -> None:
         """Assert that no bucket is negative, and that their number is bounded."""
         assert all(bucket.retries >= 0.0 for bucket in self._buckets.values())
-        assert len(self._buckets) <= self._limits.budgets
+        assert len(self._buckets) <= self._limits.max_budgets
 
-    def _settled(self, whose: Of, now_s: float) -> _Bucket:
+    def _decayed_bucket(self, key: K, now_s: float) -> _Bucket:
         """Return the bucket as of now. Between events it decays towards the level that `per_s` alone would keep."""
         limits = self._limits
-        quiet = limits.per_s * limits.memory_s
-        bucket = self._buckets.get(whose)
+        quiet = limits.retries_per_s * limits.memory_s
+        bucket = self._buckets.get(key)
         if bucket is None:
-            if len(self._buckets) >= limits.budgets:
+            if len(self._buckets) >= limits.max_budgets:
                 self._buckets.popitem(last=False)
-            bucket = self._buckets[whose] = _Bucket(quiet, now_s)
+            bucket = self._buckets[key] = _Bucket(quiet, now_s)
             return bucket
         bucket.retries = quiet + (bucket.retries - quiet) * exp((bucket.at_s - now_s) / limits.memory_s)
         bucket.at_s = now_s
-        self._buckets.move_to_end(whose)
+        self._buckets.move_to_end(key)
         return bucket

@@ -28,14 +28,14 @@ class TenantLimiter:
         """Return a block that counts one more concurrent request of the tenant. Entering raises Refused(TenantBusy)."""
         return self._concurrency_limiter.acquire_permit(tenant, tenant_limits.requests)
 
-    async def enter(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
+    async def check_on_arrival(self, exchange: Exchange, tenant: str, tenant_limits: TenantLimits) -> None:
         """Check limits before the body is read. Raises Refused(BudgetSpent | RateLimited)."""
         if tenant_limits.budget_micros is not None:
             self._budgets.check(tenant, tenant_limits.budget_micros)
         if tenant_limits.rpm is not None or tenant_limits.tpm is not None:
             await self._rates.count_request(exchange.rate_headers, tenant, tenant_limits)
 
-    async def reserve(self, inference_request: InferenceRequest, most: Estimate) -> None:
+    async def reserve(self, inference_request: InferenceRequest, estimate: Estimate) -> None:
         """Reserve what the request may use, replacing its earlier reservation. Call `settle` at its end.
 
         If the prompt is longer than estimated, a limit per minute catches up later; a budget can't, so it reserves the
@@ -46,13 +46,13 @@ class TenantLimiter:
             if inference_request.account.budget_reservation is not None:
                 inference_request.account.budget_reservation.release()
             inference_request.account.budget_reservation = await self._budgets.hold(
-                tenant, tenant_limits.budget_micros, most.longest, most.output
+                tenant, tenant_limits.budget_micros, estimate.longest, estimate.output
             )
-        if tenant_limits.tpm is not None and most.tokens:
+        if tenant_limits.tpm is not None and estimate.tokens:
             if inference_request.token_reservation is not None:
                 inference_request.token_reservation.settle(0)
             inference_request.token_reservation = await self._rates.reserve(
-                inference_request.exchange.rate_headers, tenant, tenant_limits.tpm, most.tokens
+                inference_request.exchange.rate_headers, tenant, tenant_limits.tpm, estimate.tokens
             )
 
     def settle(self, inference_request: InferenceRequest) -> None:

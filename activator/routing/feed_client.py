@@ -23,8 +23,8 @@ PATH: Final = "/internal/v1/feed"
 SILENCE_S: Final = dependencies.FEED.timeout_s  # three heartbeats
 MAX_LINE: Final = 256 << 20
 PATIENCE_S: Final = 1.0  # wait for the control plane at the start
-LAST_BACKOFF_S: Final = 1.0
-BACKOFF: Final = ExponentialBackoff(0.05, LAST_BACKOFF_S)
+LONGEST_BACKOFF_S: Final = 1.0
+BACKOFF: Final = ExponentialBackoff(0.05, LONGEST_BACKOFF_S)
 
 
 class BrokenFeed(Exception):

@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "feed"
 FORMAT: Final = 1
-EVERY_S: Final = 2.0
-AGAIN_S: Final = 30.0
-AHEAD_S: Final = 60.0  # tolerated backward step of the wall clock between two boots
+WRITE_INTERVAL_S: Final = 2.0
+REWRITE_INTERVAL_S: Final = 30.0
+CLOCK_STEP_S: Final = 60.0  # tolerated backward step of the wall clock between two boots
 
 
-class _Kept(Wire, frozen=True):
+class _StoredFeed(Wire, frozen=True):
     """The content of the file."""
 
     format: int
@@ -63,33 +63,33 @@ class LastFeed:
         self._clock = clock
         self._wall_s = wall_s
         self._boot = boot_id()
-        self._heard_s: float | None = None  # on `clock`
+        self._received_s: float | None = None  # on `clock`
         self._replicas: dict[str, ReplicaRow] = {}
         self._written_s = float("-inf")
         self._due = asyncio.Event()
-        self._fails = False
+        self._is_failing = False
 
     def __repr__(self) -> str:
         return f"<LastFeed age={self.age_s():.1f} s of {self._max_age_s:g}>"
 
     def age_s(self) -> float:
         """Return the seconds since this process or its predecessor heard the control plane; inf if never."""
-        return float("inf") if self._heard_s is None else max(0.0, self._clock() - self._heard_s)
+        return float("inf") if self._received_s is None else max(0.0, self._clock() - self._received_s)
 
     def is_fresh(self) -> bool:
         """Return whether the feed is recent enough to admit requests."""
-        return self._heard_s is not None and self._clock() - self._heard_s <= self._max_age_s
+        return self._received_s is not None and self._clock() - self._received_s <= self._max_age_s
 
-    def record_heard_line(self, line: Feed) -> None:
+    def record_received(self, feed: Feed) -> None:
         """Record a message from the control plane. A message without rows confirms that nothing has changed."""
-        self._heard_s = self._clock()
-        self._follow(line)
-        if line != Feed(revision=line.revision) or self._heard_s - self._written_s >= AGAIN_S:
+        self._received_s = self._clock()
+        self._apply_replicas(feed)
+        if feed != Feed(revision=feed.revision) or self._received_s - self._written_s >= REWRITE_INTERVAL_S:
             self._due.set()
 
-    def record_own_line(self, line: Feed) -> None:
+    def record_local_change(self, feed: Feed) -> None:
         """Record a change that this activator found out itself. It does not make the feed fresher."""
-        self._follow(line)
+        self._apply_replicas(feed)
         self._due.set()
 
     def try_load(self) -> Feed | None:
@@ -97,22 +97,22 @@ class LastFeed:
         if there is none, or it is too old. Reads the disk and connects to each local replica.
         """
         try:
-            kept = decoder(_Kept).decode(self._path.read_bytes())
+            stored = decoder(_StoredFeed).decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, BadJson) as error:
             log.warning("the feed that was kept can't be read", extra={"error": str(error)})
             return None
-        age_s = self._age_on_disk_s(kept)
-        if kept.format != FORMAT or not -AHEAD_S <= age_s <= self._max_age_s:
-            log.warning("the feed that was kept does not count", extra={"format": kept.format, "age_s": int(age_s)})
+        age_s = self._age_on_disk_s(stored)
+        if stored.format != FORMAT or not -CLOCK_STEP_S <= age_s <= self._max_age_s:
+            log.warning("the feed that was kept does not count", extra={"format": stored.format, "age_s": int(age_s)})
             return None
-        self._heard_s = self._clock() - max(0.0, age_s)
-        replicas = tuple(row for row in kept.feed.replicas if self._listens(row))
-        line = msgspec.structs.replace(kept.feed, full=True, replicas=replicas)
-        self._follow(line)
+        self._received_s = self._clock() - max(0.0, age_s)
+        replicas = tuple(row for row in stored.feed.replicas if self._is_listening(row))
+        feed = msgspec.structs.replace(stored.feed, full=True, replicas=replicas)
+        self._apply_replicas(feed)
         log.warning("no control plane answers; going on from the feed that was kept", extra={"age_s": int(age_s)})
-        return line
+        return feed
 
     async def run(self) -> None:
         """Write pending changes until cancelled."""
@@ -125,38 +125,38 @@ class LastFeed:
             except Exception:
                 self._due.set()  # try again later, whatever failed
                 raise
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(WRITE_INTERVAL_S)
 
     async def _write(self) -> None:
         """Write the file in a thread, because the disk may be slow. Only the rows are collected on the event loop."""
-        feed = msgspec.structs.replace(self._table.rows(), replicas=tuple(self._replicas.values()))
+        feed = msgspec.structs.replace(self._table.snapshot(), replicas=tuple(self._replicas.values()))
         self._written_s = self._clock()
-        kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed, self._boot, self._heard_s)
+        stored = _StoredFeed(FORMAT, self._wall_s() - self.age_s(), feed, self._boot, self._received_s)
         try:
-            await asyncio.to_thread(lambda: write_atomic(self._path, encode(kept), 0o600))
+            await asyncio.to_thread(lambda: write_atomic(self._path, encode(stored), 0o600))
         except OSError as error:
-            if not self._fails:
+            if not self._is_failing:
                 log.warning("the feed can't be written to disk", extra={"error": str(error)})
-            self._fails = True
+            self._is_failing = True
             self._due.set()
         else:
-            self._fails = False
+            self._is_failing = False
 
-    def _age_on_disk_s(self, kept: _Kept) -> float:
-        if self._boot and kept.boot == self._boot and kept.heard_monotonic_s is not None:
-            age_s = self._clock() - kept.heard_monotonic_s
+    def _age_on_disk_s(self, stored: _StoredFeed) -> float:
+        if self._boot and stored.boot == self._boot and stored.heard_monotonic_s is not None:
+            age_s = self._clock() - stored.heard_monotonic_s
             if age_s >= 0:  # otherwise another clock: a container may have its own monotonic clock
                 return age_s
-        return self._wall_s() - kept.heard_at_s
+        return self._wall_s() - stored.heard_at_s
 
-    def _follow(self, line: Feed) -> None:
-        if line.full:
+    def _apply_replicas(self, feed: Feed) -> None:
+        if feed.full:
             self._replicas.clear()
-        for runtime_id in line.removed_replicas:
+        for runtime_id in feed.removed_replicas:
             self._replicas.pop(runtime_id, None)
-        self._replicas.update((row.runtime_id, row) for row in line.replicas)
+        self._replicas.update((row.runtime_id, row) for row in feed.replicas)
 
-    def _listens(self, row: ReplicaRow) -> bool:
+    def _is_listening(self, row: ReplicaRow) -> bool:
         if is_remote(row.address):
             return True  # a remote host may not answer: leave it to the first attempt, which can use other replicas
         try:

@@ -42,11 +42,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RunInference:
-    """A completion, chat, embeddings or prediction, for `path` of the runtime. `named`: a prediction's model."""
+    """A completion, chat, embeddings or prediction, for `path` of the runtime. `model_name`: a prediction's model."""
 
     path: str
     target: Target
-    named: str | None = None
+    model_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ShowPredictor:
     """Show a predictor's inputs and outputs, or whether it is ready."""
 
     target: Target
-    named: str
+    model_name: str
     ready: bool = False
 
 
@@ -115,7 +115,7 @@ def speaks_open_inference(path: bytes) -> bool:
 
 
 def route(method: str, path: bytes, host: str, domain: str) -> RequestRoute:
-    """Return the route of a request. `path` is as sent, without the query; `host` is the result of `host_of`."""
+    """Return the route of a request. `path` is as sent, without the query; `host` is the result of `parse_host`."""
     path = path.replace(b"%40", b"@")  # client libraries escape these in a name and in OWNER/M
     if path.startswith(b"/v1/models/"):
         path = path.replace(b"%2F", b"/", 1)
@@ -135,7 +135,7 @@ def route(method: str, path: bytes, host: str, domain: str) -> RequestRoute:
     return _route_v1(method, text, target)
 
 
-def host_of(values: list[bytes]) -> str | Failure:
+def parse_host(values: list[bytes]) -> str | Failure:
     """Return the only Host header in lower case, without its port. None or several are an error (RFC 9112, 3.2)."""
     if len(values) != 1:
         return InvalidRequest("host", f"({len(values)} headers)", "send exactly one Host header")
@@ -206,6 +206,10 @@ def _route_open_inference(method: str, path: str, target: Target) -> RequestRout
     return request_route if method == wanted else NoRoute(MethodNotAllowed(method, (wanted,)))
 
 
-def _route_predictor(target: Target, named: str, verb: Verb) -> RequestRoute:
-    """Return a predictor's route. `named` is M, M@ALIAS or M@VERSION; a name with both is rejected later."""
-    return RunInference(INFER_PATH, target, named) if verb == "infer" else ShowPredictor(target, named, verb == "ready")
+def _route_predictor(target: Target, model_name: str, verb: Verb) -> RequestRoute:
+    """Return a predictor's route. `model_name` is M, M@ALIAS or M@VERSION; a name with both is rejected later."""
+    return (
+        RunInference(INFER_PATH, target, model_name)
+        if verb == "infer"
+        else ShowPredictor(target, model_name, verb == "ready")
+    )

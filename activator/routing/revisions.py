@@ -15,11 +15,11 @@ class Revisions:
     def __repr__(self) -> str:
         return f"<Revisions {len(self._rows)}>"
 
-    def of(self, key: VersionKey) -> RevisionRow | None:
+    def find_revision(self, key: VersionKey) -> RevisionRow | None:
         """Return the Revision of this version, or None."""
         return self._rows.get(key)
 
-    def version(self, namespace: str, name: str) -> VersionKey | None:
+    def find_version(self, namespace: str, name: str) -> VersionKey | None:
         """Return the version that a Revision runs, or None if the Revision is not ours."""
         return self._named.get((namespace, name))
 
@@ -27,17 +27,17 @@ class Revisions:
         """Return the rows of all Revisions."""
         return tuple(self._rows.values())
 
-    def apply(self, line: Feed) -> None:
+    def apply(self, feed: Feed) -> None:
         """Apply a feed message."""
-        if line.full:
+        if feed.full:
             self._rows, self._named, self.pools = {}, {}, ()
-        self.pools = line.pools or self.pools
-        for row in line.revisions:
+        self.pools = feed.pools or self.pools
+        for row in feed.revisions:
             key = key_of(row)
             self._drop(key)
             self._rows[key] = row
             self._named[row.namespace, row.name] = key
-        for gone in (*line.removed_versions, *line.removed_revisions):
+        for gone in (*feed.removed_versions, *feed.removed_revisions):
             self._drop(VersionKey(*gone))
 
     def check_integrity(self) -> None:

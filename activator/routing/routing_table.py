@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
 
-from activator.routing.policy.traffic_split import ModelEntry
 from activator.routing.policy.version_key import VersionKey
+from activator.routing.policy.version_resolution import ModelEntry
 from activator.routing.revisions import Revisions
 from kelvin.contracts.accounting.spending import SpendingRow
 from kelvin.contracts.errors import InvalidRequest, ModelNotFound, Refused, Unavailable
@@ -27,7 +27,7 @@ from kelvin.contracts.serving.machine import Machine
 NO_LIMITS: Final = TenantLimits()
 
 
-class _Holder(NamedTuple):
+class _KeyHolder(NamedTuple):
     """A principal, and the expiry of its key."""
 
     principal: Principal
@@ -42,7 +42,7 @@ class RoutingTable:
         self.machine: Machine | None = None  # the machine's resources for starts
         self._is_loaded = False
         self._tenants: dict[str, TenantRow] = {}
-        self._holders: dict[str, _Holder] = {}  # by SHA-256 of the key's text
+        self._holders: dict[str, _KeyHolder] = {}  # by SHA-256 of the key's text
         self._sha_of_key: dict[str, str] = {}
         self._models: dict[str, dict[str, ModelEntry]] = {}  # tenant -> model
         self._granted: dict[str, set[tuple[str, str]]] = {}  # grantee -> tenant and model of others
@@ -99,14 +99,14 @@ class RoutingTable:
         """Return the tenant's models by name, then those granted to it. The same object until something changes."""
         listed = self._list_cache.get(tenant)
         if listed is None:
-            listed = self._list_cache[tenant] = self._list(tenant)
+            listed = self._list_cache[tenant] = self._list_models(tenant)
         return listed
 
     def tenants(self) -> AbstractSet[str]:
         """Return a live view of all tenants, including suspended ones."""
         return self._tenants.keys()
 
-    def rows(self) -> Feed:
+    def snapshot(self) -> Feed:
         """Return the whole table as a snapshot."""
         models, versions = self._row_cache = self._row_cache or self._build_rows()
         return Feed(
@@ -148,7 +148,7 @@ class RoutingTable:
         self._put_versions(line.versions)
         for owner, model in line.removed_models:
             if (entry := self._models.get(owner, {}).pop(model, None)) is not None:
-                self._index(entry, frozenset())
+                self._index_grantees(entry, frozenset())
         for owner, model, version in line.removed_versions:
             self._drop_version(owner, model, version)
         self.revisions.apply(line)
@@ -170,10 +170,10 @@ class RoutingTable:
         }
         assert all(self._granted.values())
         assert self._row_cache in (None, self._build_rows())
-        assert all(listed == self._list(tenant) for tenant, listed in self._list_cache.items())
+        assert all(listed == self._list_models(tenant) for tenant, listed in self._list_cache.items())
         self.revisions.check_integrity()
 
-    def _list(self, tenant: str) -> tuple[ModelEntry, ...]:
+    def _list_models(self, tenant: str) -> tuple[ModelEntry, ...]:
         found = self._models.get(tenant, {})
         granted = (self.find_callable_model(tenant, *name) for name in sorted(self._granted.get(tenant, ())))
         return (*(found[name] for name in sorted(found)), *(entry for entry in granted if entry is not None))
@@ -201,7 +201,7 @@ class RoutingTable:
     def _put_key(self, row: KeyRow) -> None:
         self._drop_key(row.key_id)
         principal = Principal(key_id=row.key_id, tenant=row.tenant, scopes=row.scopes, models=row.models)
-        self._holders[row.secret_sha256] = _Holder(principal, inf if row.expires_at_s is None else row.expires_at_s)
+        self._holders[row.secret_sha256] = _KeyHolder(principal, inf if row.expires_at_s is None else row.expires_at_s)
         self._sha_of_key[row.key_id] = row.secret_sha256
 
     def _drop_key(self, key_id: str) -> None:
@@ -218,9 +218,9 @@ class RoutingTable:
             row.tenant, row.model, row.aliases, row.created_at_s, versions, grantees, row.split, row.ladder,
             row.plan_ladders, row.backlog_s, row.meanwhile,
         )  # fmt: skip
-        self._index(entry if before is None else before, grantees)
+        self._index_grantees(entry if before is None else before, grantees)
 
-    def _index(self, before: ModelEntry, grantees: frozenset[str]) -> None:
+    def _index_grantees(self, before: ModelEntry, grantees: frozenset[str]) -> None:
         """Replace the tenants that may call the model."""
         name = (before.tenant, before.model)
         for grantee in before.grantees - grantees:
@@ -249,7 +249,7 @@ class RoutingTable:
             models[model] = replace(entry, versions=tuple(row for row in entry.versions if row.version != version))
 
 
-def _row(sha: str, holder: _Holder) -> KeyRow:
+def _row(sha: str, holder: _KeyHolder) -> KeyRow:
     who = holder.principal
     expires_at_s = None if holder.expires_at_s == inf else int(holder.expires_at_s)
     return KeyRow(
@@ -259,17 +259,17 @@ def _row(sha: str, holder: _Holder) -> KeyRow:
 
 
 def authorize_model(
-    table: RoutingTable, caller: Principal, in_url: str | None, reference: ModelReference
+    table: RoutingTable, caller: Principal, url_tenant: str | None, reference: ModelReference
 ) -> ModelEntry:
     """Return the model that a caller means: its own, or one that another tenant granted to it.
 
-    `in_url` is the tenant in path or host. `traffic_split.py` decides which version answers. Raises
+    `url_tenant` is the tenant in path or host. `version_resolution.py` decides which version answers. Raises
     Refused(ModelNotFound) for a model that does not exist, is not granted, or is not among the key's models, always in
     the same way. Raises Refused(InvalidRequest) if URL and reference name different tenants.
     """
-    if in_url is not None and reference.owner not in (None, in_url):
-        raise Refused(InvalidRequest("model", f"'{reference}'", f"the URL names the tenant '{in_url[:63]}'"))
-    entry = table.find_callable_model(caller.tenant, reference.owner or in_url or caller.tenant, reference.model)
+    if url_tenant is not None and reference.owner not in (None, url_tenant):
+        raise Refused(InvalidRequest("model", f"'{reference}'", f"the URL names the tenant '{url_tenant[:63]}'"))
+    entry = table.find_callable_model(caller.tenant, reference.owner or url_tenant or caller.tenant, reference.model)
     if entry is None or not caller.may_call(entry.name_for(caller.tenant)):
         raise Refused(ModelNotFound(str(reference)))
     return entry

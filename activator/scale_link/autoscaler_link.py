@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 TIMEOUT_S: Final = dependencies.AUTOSCALER.timeout_s  # for the handshake, for sending, for closing
 SILENCE_S: Final = 10.0  # without a pong for so long it is away; as in Knative's own activator
 FIRST_BACKOFF_S: Final = 0.1
-LAST_BACKOFF_S: Final = 2.0
+LONGEST_BACKOFF_S: Final = 2.0
 BACKOFF_FACTOR: Final = 1.3
-AT_ONCE: Final = 1000  # stats per message
+STATS_PER_MESSAGE: Final = 1000  # stats per message
 _CONNECTION_ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -86,8 +86,8 @@ class AutoscalerLink:
             return False
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                while some := list(islice(left, AT_ONCE)):
-                    await connection.stream.send_bytes(encode_stats(self._pod, some))
+                while batch := list(islice(left, STATS_PER_MESSAGE)):
+                    await connection.stream.send_bytes(encode_stats(self._pod, batch))
         except _CONNECTION_ERRORS as error:
             log.warning("sending to Knative's autoscaler failed", extra={"error": repr(error)})
             if self._open is connection:
@@ -98,42 +98,42 @@ class AutoscalerLink:
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
-        pause_s, lines = FIRST_BACKOFF_S, list[socket.socket]()
-        connector = HostConnector(self._url, None).aiohttp_connector(0, lines.append)
+        pause_s, sockets = FIRST_BACKOFF_S, list[socket.socket]()
+        connector = HostConnector(self._url, None).aiohttp_connector(0, sockets.append)
         async with aiohttp.ClientSession(connector=connector) as session:
             while True:
                 was_open = False
                 try:
-                    was_open = await self._follow(session, lines)
+                    was_open = await self._follow(session, sockets)
                 except _CONNECTION_ERRORS as error:
                     if pause_s == FIRST_BACKOFF_S:
                         log.warning("Knative's autoscaler is away", extra={"url": self._url, "error": repr(error)})
-                pause_s = FIRST_BACKOFF_S if was_open else min(LAST_BACKOFF_S, pause_s * BACKOFF_FACTOR)
+                pause_s = FIRST_BACKOFF_S if was_open else min(LONGEST_BACKOFF_S, pause_s * BACKOFF_FACTOR)
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
 
-    async def _follow(self, session: aiohttp.ClientSession, lines: list[socket.socket]) -> bool:
+    async def _follow(self, session: aiohttp.ClientSession, sockets: list[socket.socket]) -> bool:
         """Connect, and return when the connection ends. Raises if it can't connect. `lines` receives the sockets of the
         attempts. All but the connected one are closed then.
         """
-        lines.clear()
+        sockets.clear()
         async with asyncio.timeout(TIMEOUT_S):
             websocket = await session.ws_connect(
                 self._url,
                 heartbeat=SILENCE_S * 2 / 3,  # plus half of that for the pong
                 timeout=aiohttp.ClientWSTimeout(ws_close=TIMEOUT_S),
             )
-        connection = self._open = _Connection(websocket, tuple(lines))
+        connection = self._open = _Connection(websocket, tuple(sockets))
         self.was_open = True
         log.info("connected to Knative's autoscaler", extra={"url": self._url})
         try:
-            owed, self._unsent_zeros = tuple(self._unsent_zeros.values()), {}
-            if owed:
-                await self.send(owed)
+            unsent, self._unsent_zeros = tuple(self._unsent_zeros.values()), {}
+            if unsent:
+                await self.send(unsent)
             async for _ in websocket:
                 pass  # the autoscaler sends nothing
         finally:
             self._open = None
-            await connection.leave()
+            await connection.close()
         log.warning("Knative's autoscaler ended the connection", extra={"url": self._url, "code": websocket.close_code})
         return True
 
@@ -165,15 +165,15 @@ class _Connection:
     """A connection that can be aborted. aiohttp only closes, and then waits for ever if the peer does not read."""
 
     stream: aiohttp.ClientWebSocketResponse
-    lines: tuple[socket.socket, ...]
+    sockets: tuple[socket.socket, ...]
 
     def abort(self) -> None:
         """Close the sockets now. Unsent data is lost. Idempotent."""
-        for line in self.lines:
+        for line in self.sockets:
             with suppress(OSError):  # closed already, or never connected
                 line.shutdown(socket.SHUT_RDWR)
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         """Close in order within TIMEOUT_S, else abort. Leaves nothing open, also if cancelled."""
         try:
             with suppress(*_CONNECTION_ERRORS):

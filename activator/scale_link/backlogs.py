@@ -32,11 +32,11 @@ class Backlogs:
     def __init__(
         self,
         backlog_s: Callable[[VersionKey], float] = lambda _: 0.0,
-        queued: Callable[[VersionKey], int] = lambda _: 0,
+        queue_length: Callable[[VersionKey], int] = lambda _: 0,
         throughput: Callable[[VersionKey], Throughput | None] = lambda _: None,
     ) -> None:
         self._backlog_s = backlog_s
-        self._queued = queued
+        self._queue_length = queue_length
         self._throughput = throughput
         self._inside: dict[VersionKey, dict[int, RunningRequest]] = {}
         self._measured: OrderedDict[VersionKey, MeasuredThroughput] = OrderedDict()  # least recently measured first
@@ -44,14 +44,14 @@ class Backlogs:
     def __repr__(self) -> str:
         return f"<Backlogs inside={sum(map(len, self._inside.values()))} measured={len(self._measured)}>"
 
-    def enter(self, key: VersionKey, work: RunningRequest) -> None:
+    def add(self, key: VersionKey, running_request: RunningRequest) -> None:
         """Add a request that waits for the version or runs there."""
-        self._inside.setdefault(key, {})[id(work)] = work
+        self._inside.setdefault(key, {})[id(running_request)] = running_request
 
-    def leave(self, key: VersionKey, work: RunningRequest) -> None:
+    def remove(self, key: VersionKey, running_request: RunningRequest) -> None:
         """Remove a request that has ended."""
         inside = self._inside[key]
-        del inside[id(work)]
+        del inside[id(running_request)]
         if not inside:
             del self._inside[key]
 
@@ -61,11 +61,11 @@ class Backlogs:
         if backlog_s <= 0:
             return concurrency
         inside = (
-            RequestProgress(cost(work.queued_request.tokens), work.computed_tokens)
-            for work in self._inside.get(key, {}).values()
-            if work.queued_request is not None
+            RequestProgress(cost(running_request.queued_request.tokens), running_request.computed_tokens)
+            for running_request in self._inside.get(key, {}).values()
+            if running_request.queued_request is not None
         )
-        return concurrency_by_tokens(concurrency, inside, self._queued(key), self._measure(key), backlog_s)
+        return concurrency_by_tokens(concurrency, inside, self._queue_length(key), self._measure(key), backlog_s)
 
     def check_integrity(self) -> None:
         """Assert that no version is kept without requests, and that kept throughputs are bounded."""

@@ -65,7 +65,7 @@ class ConcurrencyMeter:
         """Subtract one ANNOUNCEMENT from the next report."""
         self._announced += 1
 
-    def withdraw(self) -> None:
+    def withdraw_announcement(self) -> None:
         """Undo an `announce` whose report was not delivered."""
         self._announced = max(0, self._announced - 1)
 
@@ -76,12 +76,12 @@ class ConcurrencyMeter:
         self._advance(now)
         seconds = now - self.since_s
         average = weigh(self._integral / seconds if seconds > 0 else 0.0)
-        seen = ConcurrencyReport(max(0.0, average - self._announced), max(0, self._requests - self._announced))
+        report = ConcurrencyReport(max(0.0, average - self._announced), max(0, self._requests - self._announced))
         self.since_s = now
         self._integral, self._requests, self._announced = 0.0, 0, 0
-        return seen
+        return report
 
-    def idle_since_report(self) -> bool:
+    def was_idle_since_report(self) -> bool:
         """Return whether nothing runs and nothing has run since the last report."""
         return self.running == 0 and self._requests == 0 and self._integral == 0.0
 
@@ -97,9 +97,9 @@ class RequestProgress(NamedTuple):
     computed: int
 
 
-def remaining_tokens(each: RequestProgress, share: float) -> float:
-    """Return the tokens still to compute if answers take `share` of their estimate; never below 0."""
-    return max(0.0, each.estimated * share - each.computed)
+def remaining_tokens(progress: RequestProgress, actual_per_estimated: float) -> float:
+    """Return the tokens still to compute if answers take `actual_per_estimated` of their estimate; never below 0."""
+    return max(0.0, progress.estimated * actual_per_estimated - progress.computed)
 
 
 def concurrency_by_tokens(
@@ -114,9 +114,9 @@ def concurrency_by_tokens(
     """
     if measured is None or backlog_s <= 0:
         return concurrency
-    tokens = sum(remaining_tokens(each, measured.share) for each in inside)
+    tokens = sum(remaining_tokens(each, measured.actual_per_estimated) for each in inside)
     if not tokens:
         return max(concurrency, 1.0 if waiting else 0.0)
-    of_one = measured.tokens_per_s * backlog_s
-    by_tokens = tokens / of_one if tokens < MAX_CONCURRENCY * of_one else MAX_CONCURRENCY
+    tokens_per_unit = measured.tokens_per_s * backlog_s
+    by_tokens = tokens / tokens_per_unit if tokens < MAX_CONCURRENCY * tokens_per_unit else MAX_CONCURRENCY
     return max(concurrency, by_tokens, 1.0 if waiting else 0.0)

@@ -17,7 +17,13 @@ from typing import Final
 from activator import dependencies
 from activator.queue.waker import WakeCall
 from activator.routing.policy.version_key import VersionKey
-from activator.scale_link.fallback_scaler_policy import AlreadyServing, NoStart, StartRuntime, choose, holds_slot
+from activator.scale_link.fallback_scaler_policy import (
+    AlreadyServing,
+    NoStart,
+    StartRuntime,
+    choose_runtime,
+    holds_slot,
+)
 from kelvin.contracts.accounting.meter_format import decode_meter
 from kelvin.contracts.artifacts.runtime_control import BindRequest, BindResponse, RuntimeReport
 from kelvin.contracts.errors import Failure, Refused
@@ -33,19 +39,19 @@ from kelvin.telemetry.policy.instruments import MetricsPage
 log = logging.getLogger(__name__)
 
 WAKE_PATIENCE_S: Final = 2.0  # a control plane that died is usually back sooner
-ANSWER_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime's report
-TAKEN_S: Final = 5.0  # for a standby to take a version, not to restore it
-RESTORE_S: Final = dependencies.WAKING.timeout_s
-LOOK_S: Final = 0.02
+REPORT_TIMEOUT_S: Final = dependencies.ACCOUNTS.timeout_s  # for a runtime's report
+CLAIM_TIMEOUT_S: Final = 5.0  # for a standby to take a version, not to restore it
+RESTORE_TIMEOUT_S: Final = dependencies.WAKING.timeout_s
+POLL_S: Final = 0.02
 MEMINFO: Final = Path("/proc/meminfo")
-_LOST: Final = frozenset({"unavailable", "conflict"})  # the process is dead or was taken: try another one
+_RUNTIME_UNUSABLE: Final = frozenset({"unavailable", "conflict"})  # the process is dead or was taken: try another one
 
 
 class FallbackScaler:
     """A wake call that starts the version itself if the autoscaler is away. Use from one event loop; `close` ends it.
 
-    `is_heard` returns whether the feed is connected. `machine` returns the last feed's data of this machine, or None
-    without a valid feed. `publish_line` receives the results as feed messages.
+    `machine` returns the last feed's data of this machine, or None without a valid feed. `publish_line` receives the
+    results as feed messages.
     """
 
     def __init__(
@@ -53,48 +59,48 @@ class FallbackScaler:
         send_wake: WakeCall,
         directory: SocketDirectory,
         *,
-        is_heard: Callable[[], bool],
+        is_feed_connected: Callable[[], bool],
         machine: Callable[[], Machine | None],
         publish_line: Callable[[Feed], None],
-        asked_us: Callable[[VersionKey], int | None],
+        wake_sent_us: Callable[[VersionKey], int | None],
         page: MetricsPage,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._send_wake = send_wake
         self._directory = directory
-        self._is_heard = is_heard
+        self._is_feed_connected = is_feed_connected
         self._machine = machine
         self._publish_line = publish_line
-        self._asked_us = asked_us
+        self._wake_sent_us = wake_sent_us
         self._clock = clock
-        self._away_s: float | None = None  # since when no wake call is accepted
+        self._unaccepted_since_s: float | None = None  # since when no wake call is accepted
         self._starts: dict[VersionKey, asyncio.Task[None]] = {}
         self._counter = page.counter(
             "kelvin_own_starts_total", "Starts that the activator decided without a control plane.", ("result",)
         )
 
     def __repr__(self) -> str:
-        return f"<FallbackScaler starting={len(self._starts)} away={self._away_s is not None}>"
+        return f"<FallbackScaler starting={len(self._starts)} away={self._unaccepted_since_s is not None}>"
 
     async def send_wake(self, key: VersionKey) -> bool:
         """Return whether the autoscaler or this activator takes care of the version."""
         if await self._send_wake(key):
-            self._away_s = None
+            self._unaccepted_since_s = None
             return True
         now = self._clock()
-        if self._is_heard():
-            self._away_s = None
-        elif self._away_s is None:
-            self._away_s = now
-        if self._away_s is None or now - self._away_s < WAKE_PATIENCE_S:
+        if self._is_feed_connected():
+            self._unaccepted_since_s = None
+        elif self._unaccepted_since_s is None:
+            self._unaccepted_since_s = now
+        if self._unaccepted_since_s is None or now - self._unaccepted_since_s < WAKE_PATIENCE_S:
             return False
         if key in self._starts:
             return True
         machine = self._machine()
-        hold = None if machine is None else try_acquire_standby_lock(self._directory)
-        if machine is None or hold is None:
+        lock = None if machine is None else try_acquire_standby_lock(self._directory)
+        if machine is None or lock is None:
             return False
-        self._starts[key] = asyncio.create_task(self._start(key, machine, hold), name=f"own start {key}")
+        self._starts[key] = asyncio.create_task(self._start(key, machine, lock), name=f"own start {key}")
         return True
 
     async def close(self) -> None:
@@ -104,9 +110,9 @@ class FallbackScaler:
             task.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
 
-    async def _start(self, key: VersionKey, machine: Machine, hold: StandbyLock) -> None:
+    async def _start(self, key: VersionKey, machine: Machine, lock: StandbyLock) -> None:
         try:
-            with closing(hold):
+            with closing(lock):
                 call = await self._decide(key, machine)
             if call is not None:
                 await self._follow(key, *call)
@@ -120,7 +126,7 @@ class FallbackScaler:
     ) -> tuple[RuntimeReport, asyncio.Task[BindResponse]] | None:
         reports = await _fetch_reports(self._directory)
         held = await asyncio.to_thread(_held_slots, self._directory.path / "meters")
-        match choose(key, reports, held, machine.slots):
+        match choose_runtime(key, reports, held, machine.slots):
             case AlreadyServing(report):
                 self._publish_replica(key, report.runtime_id, report.max_streams, report.spans)
             case NoStart(why):
@@ -137,18 +143,18 @@ class FallbackScaler:
                 path = "/control/wake" if wakes else "/control/bind"
                 call = asyncio.create_task(self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}")
                 try:
-                    await self._wait_until_taken(report, call)
+                    await self._wait_until_claimed(report, call)
                 except BaseException:
                     call.cancel()
                     raise
                 return report, call
         return None
 
-    async def _wait_until_taken(self, before: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
+    async def _wait_until_claimed(self, before: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
         """Wait until the runtime can't be given to another version. Then the lock may be released."""
-        limit = self._clock() + TAKEN_S
+        limit = self._clock() + CLAIM_TIMEOUT_S
         while not call.done() and self._clock() < limit:
-            await asyncio.wait((call,), timeout=LOOK_S)
+            await asyncio.wait((call,), timeout=POLL_S)
             report = await _fetch_report(self._directory, f"rt-{before.runtime_id}.sock")
             if report is None or report.state is not before.state:
                 return
@@ -156,7 +162,7 @@ class FallbackScaler:
     async def _bind(self, runtime_id: str, path: str, bind: BindRequest) -> BindResponse:
         client = ServiceClient(self._directory, f"rt-{runtime_id}.sock", "the runtime")
         try:
-            return await client.call("POST", path, BindResponse, body=bind, timeout_s=RESTORE_S)
+            return await client.call("POST", path, BindResponse, body=bind, timeout_s=RESTORE_TIMEOUT_S)
         finally:
             await client.close()
 
@@ -168,11 +174,11 @@ class FallbackScaler:
             self._counter.add(("failed",))
             seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
             log.warning("a start by this activator failed", extra=seen)
-            if refused.failure.code not in _LOST:
+            if refused.failure.code not in _RUNTIME_UNUSABLE:
                 self._publish_failure(key, refused.failure)
         else:
             self._counter.add(("ready",))
-            zero_us = self._asked_us(key) or began_us
+            zero_us = self._wake_sent_us(key) or began_us
             waited_us = max(0, began_us - zero_us)
             own = (StageSpan(Stage.DECIDED, waited_us), StageSpan(Stage.PROMOTED, waited_us))
             shifted = tuple(StageSpan(span.stage, span.after_us + waited_us) for span in bound.spans)
@@ -187,11 +193,11 @@ class FallbackScaler:
             runtime_id=runtime_id, tenant=key.tenant, model=key.model, version=key.version,
             address=f"rt-{runtime_id}.sock", max_streams=max_streams, draining=False, restore=spans,
         )  # fmt: skip
-        if not self._is_heard():  # otherwise the control plane has adopted it and reports it
+        if not self._is_feed_connected():  # otherwise the control plane has adopted it and reports it
             self._publish_line(Feed(revision=0, replicas=(row,)))
 
     def _publish_failure(self, key: VersionKey, failure: Failure) -> None:
-        if not self._is_heard():
+        if not self._is_feed_connected():
             self._publish_line(
                 Feed(revision=0, failures=(RestoreFailure.from_failure(key.tenant, key.version, failure),))
             )
@@ -207,7 +213,7 @@ async def _fetch_reports(directory: SocketDirectory) -> list[RuntimeReport]:
 async def _fetch_report(directory: SocketDirectory, name: str) -> RuntimeReport | None:
     client = ServiceClient(directory, name, "the runtime", limit=1)
     try:
-        return await client.call("GET", "/control/state", RuntimeReport, timeout_s=ANSWER_S)
+        return await client.call("GET", "/control/state", RuntimeReport, timeout_s=REPORT_TIMEOUT_S)
     except Refused:
         return None
     finally:

@@ -30,13 +30,13 @@ class StartRuntime:
 class NoStart:
     """No runtime may be started now; `why` is for the log."""
 
-    why: str
+    reason: str
 
 
 Choice = AlreadyServing | StartRuntime | NoStart
 
 
-def choose(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: int) -> Choice:
+def choose_runtime(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: int) -> Choice:
     """Return the first choice that applies.
 
     1. A replica is ready: use it.
@@ -46,19 +46,19 @@ def choose(key: VersionKey, reports: Sequence[RuntimeReport], held: int, slots: 
     5. A standby is parked: start it.
     6. Otherwise no start.
     """
-    own = [each for each in reports if (each.tenant, each.model, each.version) == key]
+    of_version = [each for each in reports if (each.tenant, each.model, each.version) == key]
     # (1)
-    for report in own:
+    for report in of_version:
         if report.state is RuntimeState.READY:
             return AlreadyServing(report)
     # (2)
-    if any(each.state is RuntimeState.RESTORING for each in own):
+    if any(each.state is RuntimeState.RESTORING for each in of_version):
         return NoStart("one is on its way")
     # (3)
     if held >= slots:
         return NoStart("every device slot is held")
     # (4)
-    for report in own:
+    for report in of_version:
         if report.state in SLEEPING:
             return StartRuntime(report, wakes=True)
     # (5)

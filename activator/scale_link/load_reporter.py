@@ -51,14 +51,14 @@ class LoadReporter:
         return f"<LoadReporter versions={len(self._meters)} running={running} {self._sink}>"
 
     def begin_request(
-        self, key: VersionKey, is_wake_sent: Callable[[VersionKey], bool], work: RunningRequest | None = None
+        self, key: VersionKey, is_wake_sent: Callable[[VersionKey], bool], running_request: RunningRequest | None = None
     ) -> None:
         """Count a request that arrived. The first one is reported at once, unless `is_wake_sent` returns that a wake
-        reports it. `work` is the request to weigh, if it computes tokens.
+        reports it. `running_request` is the request to weigh, if it computes tokens.
         """
         now = self._clock()
-        if work is not None:
-            self._backlogs.enter(key, work)
+        if running_request is not None:
+            self._backlogs.add(key, running_request)
         meter = self._meters.get(key)
         if meter is None:
             meter = self._meters[key] = ConcurrencyMeter.starting(now)
@@ -70,10 +70,10 @@ class LoadReporter:
         else:
             meter.begin(now)
 
-    def end_request(self, key: VersionKey, work: RunningRequest | None = None) -> None:
+    def end_request(self, key: VersionKey, running_request: RunningRequest | None = None) -> None:
         """Count a request that left."""
-        if work is not None:
-            self._backlogs.leave(key, work)
+        if running_request is not None:
+            self._backlogs.remove(key, running_request)
         self._meters[key].end(self._clock())
 
     async def send_wake(self, key: VersionKey) -> bool:
@@ -93,7 +93,7 @@ class LoadReporter:
                 self._wake_sessions[key] = session
             return True
         if meter is not None:
-            meter.withdraw()
+            meter.withdraw_announcement()
         return False
 
     async def run(self) -> None:
@@ -107,7 +107,7 @@ class LoadReporter:
         """Return every version's report since the last call. A version that was idle meanwhile is then dropped."""
         now, stats = self._clock(), []
         for key, meter in list(self._meters.items()):
-            if meter.idle_since_report():
+            if meter.was_idle_since_report():
                 del self._meters[key]
                 self._wake_sessions.pop(key, None)
             stats.append(_stat(key, meter.report(now, partial(self._backlogs.weigh, key))))
@@ -121,7 +121,7 @@ class LoadReporter:
             if not await self._sink.send(tuple(_stat(key, ANNOUNCEMENT) for key in announced)):
                 for key in announced:
                     if (meter := self._meters.get(key)) is not None:
-                        meter.withdraw()
+                        meter.withdraw_announcement()
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()

@@ -27,8 +27,8 @@ class LoadReporting:
     """The sink with its loops, and whether the autoscaler is or was ever connected, if that can be known."""
 
     sink: ReportSink
-    is_heard: Callable[[], bool] = lambda: True
-    was_heard: Callable[[], bool] = lambda: True
+    is_connected: Callable[[], bool] = lambda: True
+    was_connected: Callable[[], bool] = lambda: True
     loops: Mapping[str, Body] = field(default_factory=dict)
 
 

@@ -13,9 +13,9 @@ class BackgroundTasks:
     def __repr__(self) -> str:
         return f"<BackgroundTasks running={len(self._running)}>"
 
-    def start(self, errand: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
+    def start(self, coroutine: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
         """Run `errand` in a task for at most `timeout_s` seconds, and return the task."""
-        task = asyncio.create_task(_bounded(errand, timeout_s))
+        task = asyncio.create_task(_bounded(coroutine, timeout_s))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
@@ -26,9 +26,9 @@ class BackgroundTasks:
             await asyncio.wait(self._running)
 
 
-async def _bounded(errand: Coroutine[object, object, None], timeout_s: float) -> None:
+async def _bounded(coroutine: Coroutine[object, object, None], timeout_s: float) -> None:
     try:
         async with asyncio.timeout(timeout_s):
-            await errand
+            await coroutine
     except TimeoutError:
         return

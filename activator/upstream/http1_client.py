@@ -15,10 +15,10 @@ import httptools
 from activator import dependencies
 from kelvin.ipc.connector import Connector
 
-BUFFER: Final = 64 << 10
+BUFFER_BYTES: Final = 64 << 10
 CONNECT_S: Final = dependencies.REPLICA.timeout_s
-KEEP_S: Final = 30.0  # shorter than a replica's idle timeout
-LARGE: Final = 1 << 20  # a larger body is not copied to join its head
+KEEP_ALIVE_S: Final = 30.0  # shorter than a replica's idle timeout
+LARGE_BODY_BYTES: Final = 1 << 20  # a larger body is not copied to join its head
 
 Fields = Iterable[tuple[str, str]]
 
@@ -26,31 +26,33 @@ Fields = Iterable[tuple[str, str]]
 class Client:
     """Connections to one replica: one per running request, and idle ones for the next requests."""
 
-    def __init__(self, way: Connector, *, keep_s: float = KEEP_S) -> None:
-        self._connector = way
-        self._keep_s = keep_s
+    def __init__(self, connector: Connector, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        self._connector = connector
+        self._keep_alive_s = keep_alive_s
         self._idle: list[_Connection] = []  # most recently used last
         self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Client {self._connector} idle={len(self._idle)}>"
 
-    async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
+    async def request(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
         """Send a request and return the response after its head. Raises OSError. Cancelling closes the connection."""
-        answer = await self.ask(method, target, body, fields)
+        answer = await self.start_request(method, target, body, fields)
         try:
-            await answer.head()
+            await answer.wait_head()
         except BaseException:
             answer.close()
             raise
         return answer
 
-    async def ask(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
-        """Send a request and return its response at once; wait for `head` next. Raises OSError."""
+    async def start_request(
+        self, method: str, target: str, body: bytes = b"", fields: Fields = ()
+    ) -> "UpstreamResponse":
+        """Send a request and return its response at once; call `wait_head` next. Raises OSError."""
         first = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}"
         head = "\r\n".join((first, *map(": ".join, fields), "\r\n")).encode()
-        connection = self._try_kept() or await self._connect()
-        connection.ask(head, body)
+        connection = self._try_reuse() or await self._connect()
+        connection.send(head, body)
         return UpstreamResponse(self, connection)
 
     def close(self) -> None:
@@ -60,7 +62,7 @@ class Client:
             connection.close()
         self._idle.clear()
 
-    def keep(self, connection: "_Connection") -> None:
+    def keep_connection(self, connection: "_Connection") -> None:
         """Keep the connection for a later request."""
         if self._is_closed:
             connection.close()
@@ -68,11 +70,11 @@ class Client:
         connection.idle_since_s = time.monotonic()
         self._idle.append(connection)
 
-    def _try_kept(self) -> "_Connection | None":
+    def _try_reuse(self) -> "_Connection | None":
         """Return the most recently used idle connection, or None. If that one is too old, all are."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and time.monotonic() - connection.idle_since_s < self._keep_s:
+            if connection.is_open and time.monotonic() - connection.idle_since_s < self._keep_alive_s:
                 return connection
             connection.close()
         return None
@@ -88,19 +90,19 @@ class Client:
 
 
 class UpstreamResponse:
-    """One response. Wait for `head` first; end with `release`, or with `close` to end the connection."""
+    """One response. Call `wait_head` first; end with `release`, or with `close` to end the connection."""
 
     def __init__(self, client: Client, connection: "_Connection") -> None:
         self._client = client
         self._connection = connection
-        self._is_left = False
+        self._is_released = False
         self.status = 0  # until the head has arrived
         self.fields: dict[bytes, bytes] = {}  # by lower-case name
 
-    async def head(self) -> None:
+    async def wait_head(self) -> None:
         """Wait for status and fields. Raises OSError. Safe to cancel and to repeat."""
         while not self._connection.has_head:
-            await self._connection.more()
+            await self._connection.wait_data()
         self.status, self.fields = self._connection.status, self._connection.fields
 
     @property
@@ -110,29 +112,29 @@ class UpstreamResponse:
 
     def read_part(self) -> Awaitable[bytes]:
         """Return the next part of the body when it arrives; b"" at its end. Raises OSError if the body is cut."""
-        return self._connection.take()
+        return self._connection.read_part()
 
     async def read(self) -> bytes:
         """Return the whole body. Raises OSError if it is cut."""
         parts = []
-        while part := await self._connection.take():
+        while part := await self._connection.read_part():
             parts.append(part)
         return b"".join(parts)
 
     def release(self) -> None:
         """Keep the connection if the response was read to its end, else close it. Idempotent."""
-        if self._is_left:
+        if self._is_released:
             return
-        self._is_left = True
+        self._is_released = True
         if self.at_end and self._connection.is_kept and self._connection.is_open:
-            self._client.keep(self._connection)
+            self._client.keep_connection(self._connection)
         else:
             self._connection.close()
 
     def close(self) -> None:
         """Close the connection, which cancels the request at the replica. Idempotent."""
-        if not self._is_left:
-            self._is_left = True
+        if not self._is_released:
+            self._is_released = True
             self._connection.close()
 
 
@@ -156,20 +158,20 @@ class _Connection(asyncio.Protocol):
         self.fields: dict[bytes, bytes] = {}
         self.idle_since_s = 0.0
 
-    def ask(self, head: bytes, body: bytes) -> None:
-        """Send a request. Await `more` until the head has arrived."""
+    def send(self, head: bytes, body: bytes) -> None:
+        """Send a request. Await `wait_data` until the head has arrived."""
         self.is_busy, self.has_head, self.is_whole, self.fields = True, False, False, {}
-        if len(body) < LARGE:
+        if len(body) < LARGE_BODY_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
 
-    async def take(self) -> bytes:
+    async def read_part(self) -> bytes:
         """Wait for and return buffered bytes of the body; b"" after its end."""
         while not self.parts:
             if self.is_whole:
                 return b""
-            await self.more()
+            await self.wait_data()
         data = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.parts, self._size = [], 0
         if self._is_paused:
@@ -182,7 +184,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         self._transport.abort()
 
-    def more(self) -> "asyncio.Future[None]":
+    def wait_data(self) -> "asyncio.Future[None]":
         """Return a future that is done when more has arrived. Raises OSError if no more will arrive."""
         if self._error is not None:
             raise self._error
@@ -237,7 +239,7 @@ class _Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self.parts.append(body)
         self._size += len(body)
-        if self._size > BUFFER and not self._is_paused and self.is_open:
+        if self._size > BUFFER_BYTES and not self._is_paused and self.is_open:
             self._is_paused = True
             with contextlib.suppress(RuntimeError):  # the transport is closing
                 self._transport.pause_reading()

@@ -25,18 +25,18 @@ from kelvin.telemetry.policy.instruments import MetricsPage
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = dependencies.POD.timeout_s
-AT_ONCE: Final = 64  # concurrent probes
+MAX_CONCURRENT_PROBES: Final = 64  # concurrent probes
 PATH: Final = "/healthz"
 PROBE_TOKEN: Final = b"queue"  # sent and echoed: queue-proxy's name, which a runtime without one echoes, too
-FIRST_S: Final = 0.025  # first pause between probes
-LAST_S: Final = 1.0  # longest pause, so that the end of a start is noticed soon
-SHARE: Final = 0.02  # pause as a fraction of the probing time so far
-FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent", "Knative-Activator-Probe"))
+SHORTEST_PAUSE_S: Final = 0.025  # first pause between probes
+LONGEST_PAUSE_S: Final = 1.0  # longest pause, so that the end of a start is noticed soon
+PAUSE_FRACTION: Final = 0.02  # pause as a fraction of the probing time so far
+PROBE_FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent", "Knative-Activator-Probe"))
 
 
-def pause_s(asked_s: float) -> float:
+def pause_s(probing_s: float) -> float:
     """Return the seconds until the next probe after `asked_s` of probing: a pod is used 2 % or 25 ms late at most."""
-    return min(LAST_S, max(FIRST_S, asked_s * SHARE))
+    return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, probing_s * PAUSE_FRACTION))
 
 
 @dataclass(slots=True, eq=False)
@@ -48,20 +48,20 @@ class _Probe:
 
 
 class ReadinessProber:
-    """A filter between the feed and the throttler. Use from one event loop; `close` ends its probes. `tell` receives
+    """A filter between the feed and the throttler. Use from one event loop; `close` ends its probes. `publish_row` gets
     the row of a pod that has responded, as the feed would report a ready one.
     """
 
     def __init__(
-        self, connector_factory: ConnectorFactory, tell: Callable[[ReplicaRow], None], page: MetricsPage
+        self, connector_factory: ConnectorFactory, publish_row: Callable[[ReplicaRow], None], page: MetricsPage
     ) -> None:
         self._connector_factory = connector_factory
-        self._publish_row = tell
+        self._publish_row = publish_row
         self._loops = Loops()
         self._probes: dict[str, _Probe] = {}
         self._proven_addresses: dict[str, str] = {}  # pod -> address, if only our probe says that it is ready
         self._in_use: set[str] = set()  # these, and pods that the feed reports as ready
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._probe_slots = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
         page.gauge(
             "kelvin_pods_probed",
             "Pods that are probed before the cluster reports them ready.",
@@ -72,14 +72,14 @@ class ReadinessProber:
         counts = f"asking={len(self._probes)} proven={len(self._proven_addresses)} used={len(self._in_use)}"
         return f"<ReadinessProber {counts}>"
 
-    def take(self, line: Feed) -> Feed:
+    def filter_feed(self, feed: Feed) -> Feed:
         """Return the feed message without pods that must be probed first, and with pods that have responded."""
-        present = {row.runtime_id for row in line.replicas}
-        gone = (self._probes.keys() | self._in_use) - present if line.full else set()
-        for runtime_id in (*gone, *line.removed_replicas):
+        present = {row.runtime_id for row in feed.replicas}
+        gone = (self._probes.keys() | self._in_use) - present if feed.full else set()
+        for runtime_id in (*gone, *feed.removed_replicas):
             self._forget(runtime_id)
         rows, unready = [], []
-        for row in line.replicas:
+        for row in feed.replicas:
             name = row.runtime_id
             if row.unproven and not row.draining and self._proven_addresses.get(name) != row.address:
                 if name in self._in_use:
@@ -92,10 +92,10 @@ class ReadinessProber:
                 rows.append(msgspec.structs.replace(row, unproven=False) if row.unproven else row)
             else:
                 self._forget(name)  # it is removed before it ever responded
-        if len(rows) == len(line.replicas) and not any(row.unproven for row in line.replicas):
-            return line
-        removed = (*line.removed_replicas, *unready)
-        return msgspec.structs.replace(line, replicas=tuple(rows), removed_replicas=removed)
+        if len(rows) == len(feed.replicas) and not any(row.unproven for row in feed.replicas):
+            return feed
+        removed = (*feed.removed_replicas, *unready)
+        return msgspec.structs.replace(feed, replicas=tuple(rows), removed_replicas=removed)
 
     async def close(self) -> None:
         """Cancel all probes and wait for them."""
@@ -149,10 +149,10 @@ class ReadinessProber:
         self._publish_row(msgspec.structs.replace(pod_probe.row, unproven=False))
 
     async def _is_ready(self, client: Client) -> bool:
-        async with self._room:
+        async with self._probe_slots:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    answer = await client.send("GET", PATH, fields=FIELDS)
+                    answer = await client.request("GET", PATH, fields=PROBE_FIELDS)
                     try:
                         body = b""
                         while len(body) <= len(PROBE_TOKEN) and (part := await answer.read_part()):

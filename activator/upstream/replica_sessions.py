@@ -1,4 +1,4 @@
-"""Kept connections to one replica, closed when the replica is removed and the last request has ended."""
+"""Kept connections to replicas. They close when the replica is removed and its last request has ended."""
 
 import asyncio
 from contextlib import suppress
@@ -8,8 +8,9 @@ from activator import dependencies
 from activator.upstream.background_tasks import BackgroundTasks
 from activator.upstream.http1_client import Client
 from kelvin.contracts.accounting.usage import Receipt, Receipts
+from kelvin.contracts.roles import Role
 from kelvin.contracts.wire import encode
-from kelvin.ipc.connector import Connector, SocketConnector
+from kelvin.ipc.connector import Connector, ConnectorFactory, SocketConnector
 
 MAX_RECEIPTS: Final = 256  # at most 200 bytes each: a replica reads bodies up to this size
 RECEIPT_TIMEOUT_S: Final = dependencies.RECEIPTS.timeout_s
@@ -59,9 +60,9 @@ class ReceiptSender:
             async with asyncio.timeout(self._linger_s):
                 await self._urgent.wait()
         self._urgent.clear()
-        some = [self._due.pop(request_id) for request_id in list(self._due)[:MAX_RECEIPTS]]
+        batch = [self._due.pop(request_id) for request_id in list(self._due)[:MAX_RECEIPTS]]
         try:
-            answer = await self._http.send("POST", _PATH, encode(Receipts(receipts=tuple(some))), _JSON)
+            answer = await self._http.request("POST", _PATH, encode(Receipts(receipts=tuple(batch))), _JSON)
             try:
                 await answer.read()
             finally:
@@ -77,10 +78,11 @@ class ReceiptSender:
 class ReplicaSession:
     """The connections to one replica."""
 
-    def __init__(self, way: Connector, background_tasks: BackgroundTasks) -> None:
+    def __init__(self, connector: Connector, background_tasks: BackgroundTasks) -> None:
         # Slots bound the connections; receipts and cancellations need some more.
-        self.http = Client(way)
-        self.is_on_this_host = isinstance(way, SocketConnector)
+        self.http = Client(connector)
+        self.background_tasks = background_tasks
+        self.is_on_this_host = isinstance(connector, SocketConnector)
         self.receipt_sender = ReceiptSender(self.http, background_tasks)
         self.active_requests = 0
         self._retired = False
@@ -102,3 +104,34 @@ class ReplicaSession:
             await self.receipt_sender.close()
         finally:
             self.http.close()
+
+
+class ReplicaSessions:
+    """Kept connections to all replicas. `retain` drops those of removed replicas."""
+
+    def __init__(self, connector_factory: ConnectorFactory, background_tasks: BackgroundTasks) -> None:
+        self._connector_factory = connector_factory
+        self._background_tasks = background_tasks
+        self._sessions: dict[str, ReplicaSession] = {}  # by address
+
+    def __repr__(self) -> str:
+        return f"<ReplicaSessions replicas={len(self._sessions)}>"
+
+    def ensure_session(self, address: str) -> ReplicaSession:
+        """Return the session of the replica at this address. Creates it if needed; connects nothing."""
+        session = self._sessions.get(address)
+        if session is None:
+            connector = self._connector_factory.connector_to(address, Role.RUNTIME)
+            session = self._sessions[address] = ReplicaSession(connector, self._background_tasks)
+        return session
+
+    def retain(self, addresses: set[str]) -> None:
+        """Close the sessions of all other addresses; a busy session closes after its last request."""
+        for address in self._sessions.keys() - addresses:
+            self._background_tasks.start(self._sessions.pop(address).retire(), RECEIPT_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Close the connections to all replicas: idle ones now, busy ones when their response is released."""
+        for session in self._sessions.values():
+            session.http.close()
+        self._sessions.clear()

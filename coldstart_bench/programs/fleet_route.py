@@ -7,7 +7,7 @@ import random
 import time
 from typing import Any
 
-from activator.routing.policy.traffic_split import merge_references, resolve
+from activator.routing.policy.version_resolution import merge_references, resolve_version
 from activator.routing.routing_table import RoutingTable
 from coldstart_bench.harness.synthetic_fleet import fleet_feed, key_of, model_of, tenant_of, version_of
 from coldstart_bench.programs.json_lines import answer_lines
@@ -32,7 +32,7 @@ def measured(models: int, lookups: int) -> dict[str, Any]:
         reference = merge_references(None, model)
         entry = table.find_callable_model(tenant, reference.owner or tenant, reference.model)
         assert entry is not None
-        found.append(resolve(reference, entry, tenant))
+        found.append(resolve_version(reference, entry, tenant))
     lookup_s = (time.process_time() - began) / lookups
     began = time.process_time()
     holders = [table.principal(key, 0.0) for key in keys]

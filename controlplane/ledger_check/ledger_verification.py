@@ -40,13 +40,12 @@ from controlplane.ledger.closed_months import ClosedMonths, prices_of
 from controlplane.ledger.consistency_checks import stop_at_unreadable
 from controlplane.ledger.policy.discrepancies import Discrepancy, DiscrepancyKind
 from controlplane.ledger.policy.month import is_month
-from controlplane.ledger.policy.rating import is_charged
 from controlplane.ledger.request_rows import known_requests, mark_all_charged, requests_with_same_key
 from controlplane.ledger_check.recomputed_totals import COUNTED_COLUMNS, RecomputedTotals, RuntimeTotals
 from kelvin.contracts.accounting.audit_reports import AuditChain
 from kelvin.contracts.accounting.backup_reports import RestoredChain
 from kelvin.contracts.accounting.billing_reports import BillingReport, ChainReport, LedgerDifference, VerifyReport
-from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin
+from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, is_charged
 from kelvin.contracts.wire import decoder
 
 _ROWS: Final = 2_000

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -72,6 +72,13 @@ def contain_errors(about: object) -> Iterator[None]:
         yield
     except Exception as error:
         record_error(error, about)
+
+
+async def run_every(interval_s: float, call: Callable[[], Awaitable[None]]) -> None:
+    """Call `call` every `interval_s` seconds, first after one interval, until cancelled."""
+    while True:
+        await asyncio.sleep(interval_s)
+        await call()
 
 
 def notify(listeners: Iterable[T], call: Callable[[T], object]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from activator.routing.policy.request_body import CompletionBody, PredictionBody
-from activator.routing.request_routes import NoRoute, host_of, route
+from activator.routing.request_routes import NoRoute, parse_host, route
 from controlplane.ledger.policy.month import month_bounds_us
 from controlplane.scaling.policy.scale_settings import ScaleChange, ScaleSettings
 from kelvin.blobstore.s3_location import parse_s3_url
@@ -215,7 +215,7 @@ PARSERS: Final[tuple[Callable[[str], Any], ...]] = (
     lambda text: setting_parser.choice({"X": text}, "X", "a", ("a", "b")),
     lambda text: read_telemetry({"KELVIN_OTLP_ENDPOINT": text, "OTEL_EXPORTER_OTLP_HEADERS": text}),
     lambda text: parse_traceparent(text.encode("utf-8", "replace")),
-    lambda text: host_of([text.encode("utf-8", "replace")]),
+    lambda text: parse_host([text.encode("utf-8", "replace")]),
     lambda text: route("GET", text.encode("utf-8", "replace"), "m.t.kelvin.test", "kelvin.test"),
     parse_address,
     lambda text: read_policy(text.encode("utf-8", "replace")),

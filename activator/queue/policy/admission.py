@@ -20,7 +20,7 @@ class QueueLimits:
 
     per_version: QueueLimit
     per_tenant: QueueLimit
-    in_all: QueueLimit
+    total: QueueLimit
     wait_s: float
 
 
@@ -29,8 +29,8 @@ class AdmissionFacts(msgspec.Struct, frozen=True):
 
     has_slot: bool  # a slot is free that this tenant may have
     queued_request: QueuedRequest
-    queued: QueueUsage  # in the queue of its version
-    loads: QueueUsageByTenant
+    version_usage: QueueUsage  # in the queue of its version
+    usage_by_tenant: QueueUsageByTenant
     limits: QueueLimits
     deadline: Deadline
 
@@ -45,7 +45,7 @@ class Hold:
     """Wait until `until_s` (monotonic) at most. If `full` is set, first shed lower requests, or refuse with `full`."""
 
     until_s: float
-    full: Failure | None = None
+    full_failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
     queued_request, limits = facts.queued_request, facts.limits
     until_s = min(facts.deadline.at_s, now + limits.wait_s)
     # (3)
-    for queue, load, bound in (
-        ("the queue of this model", facts.queued, limits.per_version),
-        ("the queue of your tenant", facts.loads.of(queued_request.tenant), limits.per_tenant),
-        ("the queue", facts.loads.in_all, limits.in_all),
+    for queue, load, limit in (
+        ("the queue of this model", facts.version_usage, limits.per_version),
+        ("the queue of your tenant", facts.usage_by_tenant.usage_of(queued_request.tenant), limits.per_tenant),
+        ("the queue", facts.usage_by_tenant.total, limits.total),
     ):
-        if (full := load.exceeded_limit(queued_request, bound)) is not None:
+        if (full := load.exceeded_limit(queued_request, limit)) is not None:
             return Hold(until_s, Overloaded(queue, full.limit, RETRY_AFTER_S, full.unit))
     # (4)
     return Hold(until_s)

@@ -55,13 +55,13 @@ class CircuitBreaker:
         return self._state is BreakerState.OPEN
 
     @property
-    def is_trying(self) -> bool:
+    def has_trial_request(self) -> bool:
         """Whether a trial request is running."""
         return self._trial_request is not None
 
-    def takes(self, now_s: float) -> bool:
+    def allows_request(self, now_s: float) -> bool:
         """Return whether one more request may pass."""
-        return self.state(now_s) is not BreakerState.OPEN and not self.is_trying
+        return self.state(now_s) is not BreakerState.OPEN and not self.has_trial_request
 
     def remaining_s(self, now_s: float) -> float:
         """Return the seconds until a trial may pass; 0 if one may pass now, or is running."""
@@ -69,7 +69,7 @@ class CircuitBreaker:
 
     def enter(self, request: object, now_s: float) -> None:
         """Let a request pass, which is the trial if the breaker is half-open. `takes` must be true."""
-        assert self.takes(now_s), f"{self!r} takes nobody"
+        assert self.allows_request(now_s), f"{self!r} takes nobody"
         if self._state is BreakerState.HALF_OPEN:
             self._trial_request = request
 
@@ -78,7 +78,7 @@ class CircuitBreaker:
         if self._trial_request is request:
             self._trial_request = None
 
-    def failed(self, now_s: float, *, at_once: bool = False) -> bool:
+    def record_failure(self, now_s: float, *, at_once: bool = False) -> bool:
         """Record a failure and return whether it opened the breaker. `at_once`: this one failure is enough."""
         match self.state(now_s):
             case BreakerState.OPEN:

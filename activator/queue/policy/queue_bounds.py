@@ -36,19 +36,19 @@ class QueueUsage:
     nbytes: int = 0
     tokens: int = 0
 
-    def exceeded_limit(self, queued_request: QueuedRequest, bound: QueueLimit) -> ExceededLimit | None:
+    def exceeded_limit(self, queued_request: QueuedRequest, limit: QueueLimit) -> ExceededLimit | None:
         """Return the limit that one more request would exceed, or None."""
-        if self.entries >= bound.entries:
-            return ExceededLimit("requests", bound.entries)
-        if self.nbytes + queued_request.nbytes > bound.nbytes:
-            return ExceededLimit("bytes", bound.nbytes)
-        if self.tokens + queued_request.tokens > bound.tokens:
-            return ExceededLimit("tokens", bound.tokens)
+        if self.entries >= limit.entries:
+            return ExceededLimit("requests", limit.entries)
+        if self.nbytes + queued_request.nbytes > limit.nbytes:
+            return ExceededLimit("bytes", limit.nbytes)
+        if self.tokens + queued_request.tokens > limit.tokens:
+            return ExceededLimit("tokens", limit.tokens)
         return None
 
-    def is_over(self, bound: QueueLimit) -> bool:
+    def is_over(self, limit: QueueLimit) -> bool:
         """Return whether more waits than `bound` allows."""
-        return self.entries > bound.entries or self.nbytes > bound.nbytes or self.tokens > bound.tokens
+        return self.entries > limit.entries or self.nbytes > limit.nbytes or self.tokens > limit.tokens
 
     def add(self, queued_request: QueuedRequest) -> None:
         """Count a request that begins to wait."""
@@ -67,21 +67,21 @@ class QueueUsage:
 class QueueUsageByTenant:
     """Usage of all queues together, in total and per tenant. Tenants without waiting requests use no memory."""
 
-    in_all: QueueUsage = field(default_factory=QueueUsage)
+    total: QueueUsage = field(default_factory=QueueUsage)
     _tenants: dict[str, QueueUsage] = field(default_factory=dict)
 
-    def of(self, tenant: str) -> QueueUsage:
+    def usage_of(self, tenant: str) -> QueueUsage:
         """Return the usage of a tenant. Read it at once; it changes later."""
         return self._tenants.get(tenant) or QueueUsage()
 
     def add(self, queued_request: QueuedRequest) -> None:
         """Count a request that begins to wait."""
-        self.in_all.add(queued_request)
+        self.total.add(queued_request)
         self._tenants.setdefault(queued_request.tenant, QueueUsage()).add(queued_request)
 
     def remove(self, queued_request: QueuedRequest) -> None:
         """Subtract a request that no longer waits."""
-        self.in_all.remove(queued_request)
+        self.total.remove(queued_request)
         own = self._tenants[queued_request.tenant]
         own.remove(queued_request)
         if not own.entries:
@@ -90,7 +90,7 @@ class QueueUsageByTenant:
     def check_integrity(self) -> None:
         """Assert that tenants add up to the total, and that no entry is empty."""
         loads = self._tenants.values()
-        assert self.in_all.entries == sum(load.entries for load in loads)
-        assert self.in_all.nbytes == sum(load.nbytes for load in loads)
-        assert self.in_all.tokens == sum(load.tokens for load in loads)
+        assert self.total.entries == sum(load.entries for load in loads)
+        assert self.total.nbytes == sum(load.nbytes for load in loads)
+        assert self.total.tokens == sum(load.tokens for load in loads)
         assert all(load.entries > 0 for load in loads)

@@ -16,17 +16,17 @@ from typing import Final
 REVIEW_S: Final = 1.0  # interval between reviews of how much an activator uses
 MIN_REPLICAS: Final = 2  # per activator: with two, the less loaded can be chosen
 MAX_ACTIVATORS: Final = 4  # per replica: above that, connections cost more than a better balance saves
-SHARE: Final = 4  # slots per activator: one activator prefers a replica for every four of its slots
+SLOTS_PER_ACTIVATOR: Final = 4  # slots per activator: one activator prefers a replica for every four of its slots
 
 
 @dataclass(slots=True)
 class ReplicaSubset:
     """The replicas of one version that this activator prefers, as activators and replicas come and go."""
 
-    most: int = 0  # highest recent number of concurrent requests
+    peak_running: int = 0  # highest recent number of concurrent requests
     _is_busy: bool = False
-    _judged_s: float = -inf
-    _of: tuple[tuple[str, ...], Mapping[str, int], bool] | None = None
+    _reviewed_s: float = -inf
+    _inputs: tuple[tuple[str, ...], Mapping[str, int], bool] | None = None
 
     def choose(
         self, activators: tuple[str, ...], slots: Mapping[str, int], own_name: str, running: int, now_s: float
@@ -34,13 +34,13 @@ class ReplicaSubset:
         """Return the replicas that `own_name` prefers; None if nothing changed. `slots` maps each replica to
         its slots.
         """
-        if now_s - self._judged_s >= REVIEW_S:
-            self._judged_s, self._is_busy = now_s, uses_all(self.most, len(slots))
-            self.most = running
-        of = (activators, slots, self._is_busy)
-        if of == self._of:
+        if now_s - self._reviewed_s >= REVIEW_S:
+            self._reviewed_s, self._is_busy = now_s, uses_all(self.peak_running, len(slots))
+            self.peak_running = running
+        inputs = (activators, slots, self._is_busy)
+        if inputs == self._inputs:
             return None
-        self._of = of
+        self._inputs = inputs
         return (
             slots.keys()
             if self._is_busy or not slots
@@ -48,9 +48,9 @@ class ReplicaSubset:
         )
 
 
-def sharers(slots: int) -> int:
+def activators_per_replica(slots: int) -> int:
     """Return how many activators prefer a replica with `slots` slots."""
-    return min(MAX_ACTIVATORS, max(1, slots // SHARE))
+    return min(MAX_ACTIVATORS, max(1, slots // SLOTS_PER_ACTIVATOR))
 
 
 def preferred_replicas(
@@ -63,7 +63,7 @@ def preferred_replicas(
     Pairs are taken by descending weight: first until each replica has one activator, then until each activator has its
     number of replicas, as evenly as possible.
     """
-    many = sharers(slots)
+    many = activators_per_replica(slots)
     number = max(MIN_REPLICAS, -(-len(replicas) * many // max(1, len(activators))))
     if own_name not in activators or len(activators) <= many or number >= len(replicas):
         return frozenset(replicas)
@@ -81,9 +81,9 @@ def preferred_replicas(
     return frozenset(chosen[own_name])
 
 
-def uses_all(at_once: int, replicas: int) -> bool:
+def uses_all(running: int, replicas: int) -> bool:
     """Return whether an activator with `at_once` concurrent requests uses all replicas: at least one for each."""
-    return at_once >= replicas
+    return running >= replicas
 
 
 def _weight(activator: str, replica: str) -> bytes:

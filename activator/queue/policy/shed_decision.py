@@ -37,7 +37,7 @@ def try_enter(
     of lower classes. Return None if the newcomer does not fit alone, is the lowest itself, or would displace more than
     MAX_DISPLACED. Then no request leaves, but the candidates count as the newest of their tenants.
     """
-    bounds = (limits.per_version, limits.per_tenant, limits.in_all)
+    bounds = (limits.per_version, limits.per_tenant, limits.total)
     if any(
         queued_request.nbytes > bound.nbytes or queued_request.tokens > bound.tokens for bound in bounds
     ):  # too large even for an empty queue
@@ -49,9 +49,9 @@ def try_enter(
         if place.entry is entry or len(out) == MAX_DISPLACED:
             queue.discard(entry)
             for _, back in reversed(out):
-                back.home.put_back(back)
+                back.queue.put_back(back)
             return None
-        place.home.discard(place.entry)
+        place.queue.discard(place.entry)
         out.append(found)
     return out
 
@@ -63,9 +63,9 @@ def _lowest(
     if queue.queue_usage.is_over(limits.per_version):
         return queue.shed_order.next_to_shed(queued_request.tenant)
     everyone = queue.shared_shed_order
-    if everyone.loads.of(queued_request.tenant).is_over(limits.per_tenant):
+    if everyone.usage_by_tenant.usage_of(queued_request.tenant).is_over(limits.per_tenant):
         return everyone.next_to_shed_of_tenant(queued_request.tenant, limits.per_tenant)
-    if everyone.loads.in_all.is_over(limits.in_all):
+    if everyone.usage_by_tenant.total.is_over(limits.total):
         return everyone.next_to_shed(queued_request.tenant)
     return None
 
@@ -84,7 +84,7 @@ def completion_time_s(before: int, queued_request: QueuedRequest, throughput: Th
     unknown. It is always unknown for the next request in line, since running requests are not counted.
     """
     begins_s = wait_s(before, throughput.tokens_per_s(slots)) if before else None
-    return None if begins_s is None else begins_s + throughput.answer_s(cost(queued_request.tokens))
+    return None if begins_s is None else begins_s + throughput.answer_duration_s(cost(queued_request.tokens))
 
 
 def required_time_s(
@@ -96,7 +96,7 @@ def required_time_s(
     would get its slot at the last possible moment, and many would still be late. A request that arrived with little
     time is exempt.
     """
-    takes_s = throughput.answer_s(cost(queued_request.tokens))
+    takes_s = throughput.answer_duration_s(cost(queued_request.tokens))
     return takes_s * MARGIN if waited_s > remaining_s else takes_s
 
 

@@ -39,7 +39,7 @@ class ShedClass(IntEnum):
     INTERACTIVE = 3
 
 
-_TIERS: Final = tuple(ShedClass)  # iterating the enum itself is several times slower
+_SHED_CLASSES: Final = tuple(ShedClass)  # iterating the enum itself is several times slower
 RESERVED_SHARES: Final[Mapping[ShedClass, float]] = {  # fraction of the limit; interactive gets the rest
     ShedClass.BATCH: WEIGHTS[PriorityClass.BATCH] / _ALL,
     ShedClass.STANDARD: WEIGHTS[PriorityClass.STANDARD] / _ALL,
@@ -78,7 +78,7 @@ class LazyMaxHeap:
             self._upper_bounds[tenant] = height
             heappush(self._heap, (-height, tenant))
             if len(self._heap) > 2 * len(self._upper_bounds) + 16:
-                self._heap = [(-said, each) for each, said in self._upper_bounds.items()]
+                self._heap = [(-bound, each) for each, bound in self._upper_bounds.items()]
                 heapify(self._heap)
 
     def drop(self, tenant: str) -> None:
@@ -90,10 +90,10 @@ class LazyMaxHeap:
     def top(self, height_of: Callable[[str], float]) -> str | None:
         """Return the highest tenant, the first by name among equals, or None if the heap is empty."""
         while self._heap:
-            below, tenant = self._heap[0]
-            if self._upper_bounds.get(tenant) != -below:
+            negative_height, tenant = self._heap[0]
+            if self._upper_bounds.get(tenant) != -negative_height:
                 heappop(self._heap)
-            elif (height := height_of(tenant)) == -below:
+            elif (height := height_of(tenant)) == -negative_height:
                 return tenant
             else:
                 self._upper_bounds[tenant] = height
@@ -106,8 +106,8 @@ class _Tenant(Generic[P]):
     """One tenant's waiting requests by shed class, newest last."""
 
     weight: int
-    tiers: dict[ShedClass, dict[P, None]] = field(default_factory=dict)
-    loads: dict[ShedClass, QueueUsage] = field(
+    requests_by_class: dict[ShedClass, dict[P, None]] = field(default_factory=dict)
+    usage_by_class: dict[ShedClass, QueueUsage] = field(
         default_factory=lambda: {shed_class: QueueUsage() for shed_class in RESERVED_SHARES}
     )
 
@@ -117,97 +117,107 @@ class ShedOrder(Generic[P]):
     """Waiting requests in the order in which a full queue sheds them. O(log n), except `check_integrity`."""
 
     bound: QueueLimit
-    loads: QueueUsageByTenant = field(default_factory=QueueUsageByTenant)
+    usage_by_tenant: QueueUsageByTenant = field(default_factory=QueueUsageByTenant)
     _tenants: dict[str, _Tenant[P]] = field(default_factory=dict)
-    _weights: int = 0  # sum of all tenants' weights
+    _total_weight: int = 0  # sum of all tenants' weights
     _heaps: dict[ShedClass, LazyMaxHeap] = field(
         default_factory=lambda: {shed_class: LazyMaxHeap() for shed_class in ShedClass}
     )
-    _tiers: dict[ShedClass, QueueUsage] = field(
+    _usage_by_class: dict[ShedClass, QueueUsage] = field(
         default_factory=lambda: {shed_class: QueueUsage() for shed_class in RESERVED_SHARES}
     )
 
     def add(self, place: P) -> None:
         """Add a request as the newest."""
         queued_request = place.queued_request
-        self.loads.add(queued_request)
+        self.usage_by_tenant.add(queued_request)
         tenant = self._tenants.get(queued_request.tenant)
         if tenant is None:
             tenant = self._tenants[queued_request.tenant] = _Tenant(queued_request.weight)
-            self._weights += queued_request.weight
+            self._total_weight += queued_request.weight
         elif tenant.weight != queued_request.weight:  # the weight has changed meanwhile
-            self._weights += queued_request.weight - tenant.weight
+            self._total_weight += queued_request.weight - tenant.weight
             tenant.weight = queued_request.weight
         shed_class = shed_class_of(queued_request)
-        tenant.tiers.setdefault(shed_class, {})[place] = None
+        tenant.requests_by_class.setdefault(shed_class, {})[place] = None
         if shed_class in RESERVED_SHARES:
-            tenant.loads[shed_class].add(queued_request)
-            self._tiers[shed_class].add(queued_request)
+            tenant.usage_by_class[shed_class].add(queued_request)
+            self._usage_by_class[shed_class].add(queued_request)
         share = self._share(queued_request.tenant)
-        for each in tenant.tiers:
+        for each in tenant.requests_by_class:
             self._heaps[each].raise_to(queued_request.tenant, share)
 
     def remove(self, place: P) -> None:
         """Remove a request that no longer waits."""
         queued_request, shed_class = place.queued_request, shed_class_of(place.queued_request)
-        self.loads.remove(queued_request)
+        self.usage_by_tenant.remove(queued_request)
         tenant = self._tenants[queued_request.tenant]
-        del tenant.tiers[shed_class][place]
+        del tenant.requests_by_class[shed_class][place]
         if shed_class in RESERVED_SHARES:
-            tenant.loads[shed_class].remove(queued_request)
-            self._tiers[shed_class].remove(queued_request)
-        if not tenant.tiers[shed_class]:
-            del tenant.tiers[shed_class]
+            tenant.usage_by_class[shed_class].remove(queued_request)
+            self._usage_by_class[shed_class].remove(queued_request)
+        if not tenant.requests_by_class[shed_class]:
+            del tenant.requests_by_class[shed_class]
             self._heaps[shed_class].drop(queued_request.tenant)
-        if not tenant.tiers:
+        if not tenant.requests_by_class:
             del self._tenants[queued_request.tenant]
-            self._weights -= tenant.weight
+            self._total_weight -= tenant.weight
 
-    def next_to_shed(self, came_last: str) -> tuple[ShedClass, P]:
-        """Return the request to shed first, and its class. The queue is not empty. `came_last` loses ties between
+    def next_to_shed(self, newest_tenant: str) -> tuple[ShedClass, P]:
+        """Return the request to shed first, and its class. The queue is not empty. `newest_tenant` loses ties between
         tenants.
         """
-        kept = _kept(self._tiers, self.bound)
+        protected = _protected_classes(self._usage_by_class, self.bound)
         tops = {
-            shed_class: top for shed_class in _TIERS if (top := self._heaps[shed_class].top(self._share)) is not None
+            shed_class: top
+            for shed_class in _SHED_CLASSES
+            if (top := self._heaps[shed_class].top(self._share)) is not None
         }
-        tops = {shed_class: top for shed_class, top in tops.items() if shed_class not in kept} or tops
+        tops = {shed_class: top for shed_class, top in tops.items() if shed_class not in protected} or tops
         first = min(tops)
         if first is not ShedClass.BATCH:
             over = min(tops.values(), key=lambda tenant: (-self._share(tenant), tenant))
-            if self._share(over) > GRACE * _filled(self.loads.in_all, self.bound) / self._weights:
-                last = self._newest_tenant_of(over, came_last)
-                open_tiers = self._tenants[last].tiers.keys() & tops.keys()
-                if not open_tiers:
-                    last, open_tiers = over, self._tenants[over].tiers.keys() & tops.keys()
-                return ShedClass.OVER, _newest(self._tenants[last].tiers[min(open_tiers)])
-        tenant = self._newest_tenant_of(tops[first], came_last)
-        if first not in self._tenants[tenant].tiers:
+            if self._share(over) > GRACE * _filled(self.usage_by_tenant.total, self.bound) / self._total_weight:
+                last = self._newest_tenant_of(over, newest_tenant)
+                open_classes = self._tenants[last].requests_by_class.keys() & tops.keys()
+                if not open_classes:
+                    last, open_classes = over, self._tenants[over].requests_by_class.keys() & tops.keys()
+                return ShedClass.OVER, _newest(self._tenants[last].requests_by_class[min(open_classes)])
+        tenant = self._newest_tenant_of(tops[first], newest_tenant)
+        if first not in self._tenants[tenant].requests_by_class:
             tenant = tops[first]
-        return first, _newest(self._tenants[tenant].tiers[first])
+        return first, _newest(self._tenants[tenant].requests_by_class[first])
 
     def next_to_shed_of_tenant(self, tenant: str, bound: QueueLimit) -> tuple[ShedClass, P]:
         """Return which of the tenant's requests to shed first. `bound` limits this tenant alone."""
         own = self._tenants[tenant]
-        kept = _kept(own.loads, bound)
-        shed_class = min([shed_class for shed_class in own.tiers if shed_class not in kept] or own.tiers)
-        return shed_class, _newest(own.tiers[shed_class])
+        protected = _protected_classes(own.usage_by_class, bound)
+        shed_class = min(
+            [shed_class for shed_class in own.requests_by_class if shed_class not in protected] or own.requests_by_class
+        )
+        return shed_class, _newest(own.requests_by_class[shed_class])
 
     def check_integrity(self) -> None:
         """Assert that usage matches the requests, that nothing is empty, and that heap heights are upper bounds."""
-        self.loads.check_integrity()
-        assert self._weights == sum(tenant.weight for tenant in self._tenants.values())
-        for shed_class, load in self._tiers.items():
-            assert load == _sum(tenant.tiers.get(shed_class, {}) for tenant in self._tenants.values())
+        self.usage_by_tenant.check_integrity()
+        assert self._total_weight == sum(tenant.weight for tenant in self._tenants.values())
+        for shed_class, load in self._usage_by_class.items():
+            assert load == _sum(tenant.requests_by_class.get(shed_class, {}) for tenant in self._tenants.values())
         for name, tenant in self._tenants.items():
-            assert all(load == _sum([tenant.tiers.get(shed_class, {})]) for shed_class, load in tenant.loads.items())
-            places = [place for shed_class in tenant.tiers.values() for place in shed_class]
-            assert self.loads.of(name) == _sum([places])
-            assert all(tenant.tiers.values())
-            assert all(self._share(name) <= self._heaps[shed_class]._upper_bounds[name] for shed_class in tenant.tiers)
-        for shed_class, tallest in self._heaps.items():
-            assert set(tallest._upper_bounds) == {
-                name for name, tenant in self._tenants.items() if shed_class in tenant.tiers
+            assert all(
+                load == _sum([tenant.requests_by_class.get(shed_class, {})])
+                for shed_class, load in tenant.usage_by_class.items()
+            )
+            places = [place for shed_class in tenant.requests_by_class.values() for place in shed_class]
+            assert self.usage_by_tenant.usage_of(name) == _sum([places])
+            assert all(tenant.requests_by_class.values())
+            assert all(
+                self._share(name) <= self._heaps[shed_class]._upper_bounds[name]
+                for shed_class in tenant.requests_by_class
+            )
+        for shed_class, heap in self._heaps.items():
+            assert set(heap._upper_bounds) == {
+                name for name, tenant in self._tenants.items() if shed_class in tenant.requests_by_class
             }
 
     def _newest_tenant_of(self, tenant: str, other: str) -> str:
@@ -215,7 +225,7 @@ class ShedOrder(Generic[P]):
 
     def _share(self, tenant: str) -> float:
         """Return what the tenant holds of the queue, divided by its weight."""
-        return _filled(self.loads.of(tenant), self.bound) / self._tenants[tenant].weight
+        return _filled(self.usage_by_tenant.usage_of(tenant), self.bound) / self._tenants[tenant].weight
 
 
 def _filled(load: QueueUsage, bound: QueueLimit) -> float:
@@ -223,9 +233,11 @@ def _filled(load: QueueUsage, bound: QueueLimit) -> float:
     return max(load.entries / bound.entries, load.nbytes / bound.nbytes, load.tokens / bound.tokens)
 
 
-def _kept(tiers: Mapping[ShedClass, QueueUsage], bound: QueueLimit) -> list[ShedClass]:
+def _protected_classes(usage_by_class: Mapping[ShedClass, QueueUsage], bound: QueueLimit) -> list[ShedClass]:
     """Return the classes that use no more than their reserved share."""
-    return [shed_class for shed_class, part in RESERVED_SHARES.items() if _filled(tiers[shed_class], bound) <= part]
+    return [
+        shed_class for shed_class, part in RESERVED_SHARES.items() if _filled(usage_by_class[shed_class], bound) <= part
+    ]
 
 
 def _sum(places: Iterable[Iterable[P]]) -> QueueUsage:

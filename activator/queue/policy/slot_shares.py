@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 WINDOW_S: Final = 10.0  # the owner's demand is remembered for one to two windows
-MANY: Final = 16  # with so many slots of a version, one stays reserved while its owner pauses
+MANY_SLOTS: Final = 16  # with so many slots of a version, one stays reserved while its owner pauses
 PAUSE_S: Final = 60.0  # how long that one is reserved, from the end of the window in which the owner needed a slot
 
 
@@ -71,7 +71,7 @@ class SlotShares:
     def _reserved(self, guest_weight: int, slots: int) -> int:
         """Return how many slots a guest of that weight leaves to the owner, including those that the owner has."""
         need = max(self._peak, self._peak_before)
-        if not need and slots >= MANY and self.ends_s < self._paused_s + PAUSE_S + WINDOW_S:
+        if not need and slots >= MANY_SLOTS and self.ends_s < self._paused_s + PAUSE_S + WINDOW_S:
             need = 1
         share = max(1, slots * self._weight // (self._weight + guest_weight))
         return min(need, share, slots - 1)

@@ -76,40 +76,40 @@ def _admit_all(_: str) -> bool:
 class VirtualCounters(Generic[K]):
     """Virtual token counters: what each key has been charged."""
 
-    _given: dict[K, float] = field(default_factory=dict)  # most recently joined last
+    _counters: dict[K, float] = field(default_factory=dict)  # most recently joined last
     _floor: float = 0.0  # counter of the last served key, before its charge
 
-    def of(self, key: K) -> float:
+    def counter_of(self, key: K) -> float:
         """Return the counter of `key`."""
-        return self._given.get(key, self._floor)
+        return self._counters.get(key, self._floor)
 
     def join(self, key: K) -> None:
         """Raise the counter of a key that begins to wait to the floor."""
-        self._given[key] = max(self._given.pop(key, 0.0), self._floor)
-        if len(self._given) > MAX_COUNTERS:
-            del self._given[next(iter(self._given))]
+        self._counters[key] = max(self._counters.pop(key, 0.0), self._floor)
+        if len(self._counters) > MAX_COUNTERS:
+            del self._counters[next(iter(self._counters))]
 
     def charge_immediate(self, key: K, amount: float) -> None:
-        """Charge a key that is served without waiting: `join` and `give` in one step."""
-        began = self._given.pop(key, 0.0)
+        """Charge a key that is served without waiting: `join` and `charge` in one step."""
+        began = self._counters.pop(key, 0.0)
         if began > self._floor:
             self._floor = began
         else:
             began = self._floor
-        self._given[key] = began + amount
-        if len(self._given) > MAX_COUNTERS:
-            del self._given[next(iter(self._given))]
+        self._counters[key] = began + amount
+        if len(self._counters) > MAX_COUNTERS:
+            del self._counters[next(iter(self._counters))]
 
-    def give(self, key: K, amount: float) -> None:
+    def charge(self, key: K, amount: float) -> None:
         """Charge a key that is served."""
-        began = self.of(key)
+        began = self.counter_of(key)
         self._floor = max(self._floor, began)
-        self._given[key] = began + amount
+        self._counters[key] = began + amount
 
     def correct(self, key: K, amount: float) -> None:
         """Add the difference between actual and estimated cost."""
-        if key in self._given:
-            self._given[key] += amount
+        if key in self._counters:
+            self._counters[key] += amount
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +120,7 @@ class QueueEntry(Generic[T]):
     queued_request: QueuedRequest
     deadline_s: float
     arrival: int
-    home: "FairQueue[T]"
+    queue: "FairQueue[T]"
     left: bool = False
 
 
@@ -131,13 +131,13 @@ class _Backlog(Generic[T]):
     heap: list[tuple[float, int, int, QueueEntry[T]]] = field(default_factory=list)  # by deadline, then by arrival
     waiting: int = 0
     pushed: int = 0  # tells a re-added entry from its old item in the heap
-    tally: DeadlineIndex = field(default_factory=DeadlineIndex)
+    deadline_index: DeadlineIndex = field(default_factory=DeadlineIndex)
 
     def push(self, place: QueueEntry[T]) -> None:
         self.waiting += 1
         self.pushed += 1
         heappush(self.heap, (place.deadline_s, place.arrival, self.pushed, place))
-        self.tally.add(place.deadline_s, cost(place.queued_request.tokens))
+        self.deadline_index.add(place.deadline_s, cost(place.queued_request.tokens))
 
     def pop(self) -> QueueEntry[T]:
         while (place := heappop(self.heap)[-1]).left:
@@ -154,7 +154,7 @@ class _Backlog(Generic[T]):
 
     def _subtract(self, place: QueueEntry[T]) -> None:
         self.waiting -= 1
-        self.tally.add(place.deadline_s, -cost(place.queued_request.tokens))
+        self.deadline_index.add(place.deadline_s, -cost(place.queued_request.tokens))
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class _PriorityLane(Generic[T]):
     """One priority class: its waiting tenants and their counters."""
 
     tenants: dict[str, _Backlog[T]] = field(default_factory=dict)  # waiting tenants
-    given: VirtualCounters[str] = field(default_factory=VirtualCounters)
+    counters: VirtualCounters[str] = field(default_factory=VirtualCounters)
 
 
 @dataclass(slots=True)
@@ -176,7 +176,7 @@ class FairQueue(Generic[T]):
     shed_order: ShedOrder[QueueEntry[T]] = field(init=False)
     _places: dict[T, QueueEntry[T]] = field(default_factory=dict)
     _priority_lanes: dict[PriorityClass, _PriorityLane[T]] = field(init=False)
-    _given: VirtualCounters[PriorityClass] = field(default_factory=VirtualCounters)
+    _counters: VirtualCounters[PriorityClass] = field(default_factory=VirtualCounters)
     _arrivals: int = 0
 
     def __post_init__(self, bound: QueueLimit) -> None:
@@ -189,7 +189,7 @@ class FairQueue(Generic[T]):
     @property
     def queue_usage(self) -> QueueUsage:
         """Usage of this queue. Read it at once; it changes later."""
-        return self.shed_order.loads.in_all
+        return self.shed_order.usage_by_tenant.total
 
     def put(self, entry: T, queued_request: QueuedRequest, deadline_s: float) -> None:
         """Add an entry. It must not be waiting already."""
@@ -202,10 +202,10 @@ class FairQueue(Generic[T]):
         others of its tenant, class and deadline.
         """
         assert entry not in self._places
-        self._given.correct(
+        self._counters.correct(
             queued_request.priority_class, -cost(queued_request.tokens) / WEIGHTS[queued_request.priority_class]
         )
-        self._priority_lanes[queued_request.priority_class].given.correct(
+        self._priority_lanes[queued_request.priority_class].counters.correct(
             queued_request.tenant, -cost(queued_request.tokens) / queued_request.weight
         )
         self._insert(QueueEntry(entry, queued_request, deadline_s, 0, self))
@@ -223,12 +223,14 @@ class FairQueue(Generic[T]):
             for priority_class, lane in self._priority_lanes.items()
         }
         priority_class = min(
-            (priority_class for priority_class, tenants in open_to.items() if tenants), key=self._given.of, default=None
+            (priority_class for priority_class, tenants in open_to.items() if tenants),
+            key=self._counters.counter_of,
+            default=None,
         )
         if priority_class is None:
             return None
         lane = self._priority_lanes[priority_class]
-        tenant = min(open_to[priority_class], key=lane.given.of)
+        tenant = min(open_to[priority_class], key=lane.counters.counter_of)
         place = lane.tenants[tenant].pop()
         self._charge(place.queued_request)
         self._remove_entry(place)
@@ -236,7 +238,7 @@ class FairQueue(Generic[T]):
 
     def waiting_of(self, tenant: str) -> int:
         """Return how many requests of the tenant wait."""
-        return self.shed_order.loads.of(tenant).entries
+        return self.shed_order.usage_by_tenant.usage_of(tenant).entries
 
     def weight_of(self, tenant: str) -> int:
         """Return the weight of a tenant that has requests in the queue."""
@@ -252,7 +254,7 @@ class FairQueue(Generic[T]):
         This is a lower bound: requests of other tenants are served in between.
         """
         backlog = self._priority_lanes[queued_request.priority_class].tenants.get(queued_request.tenant)
-        return 0 if backlog is None else backlog.tally.before(deadline_s)
+        return 0 if backlog is None else backlog.deadline_index.before(deadline_s)
 
     def entries_by_backlog(self) -> Iterator[list[QueueEntry[T]]]:
         """Yield the entries of each tenant and class, in the order of their deadlines."""
@@ -263,13 +265,13 @@ class FairQueue(Generic[T]):
     def tokens_of(self, tenant: str, priority_class: PriorityClass) -> int:
         """Return the queued tokens of a tenant in this class and more urgent ones."""
         backlogs = (lane.tenants.get(tenant) for each, lane in self._priority_lanes.items() if each >= priority_class)
-        return sum(backlog.tally.total() for backlog in backlogs if backlog is not None)
+        return sum(backlog.deadline_index.total() for backlog in backlogs if backlog is not None)
 
     def charge_immediate(self, queued_request: QueuedRequest) -> None:
         """Charge a request that gets its slot without waiting, because no waiting request may have that slot."""
         tokens = cost(queued_request.tokens)
-        self._given.charge_immediate(queued_request.priority_class, tokens / WEIGHTS[queued_request.priority_class])
-        self._priority_lanes[queued_request.priority_class].given.charge_immediate(
+        self._counters.charge_immediate(queued_request.priority_class, tokens / WEIGHTS[queued_request.priority_class])
+        self._priority_lanes[queued_request.priority_class].counters.charge_immediate(
             queued_request.tenant, tokens / queued_request.weight
         )
 
@@ -278,8 +280,8 @@ class FairQueue(Generic[T]):
         cancelled request took 0 tokens, which cost as much as one.
         """
         more = cost(tokens) - cost(queued_request.tokens)
-        self._given.correct(queued_request.priority_class, more / WEIGHTS[queued_request.priority_class])
-        self._priority_lanes[queued_request.priority_class].given.correct(
+        self._counters.correct(queued_request.priority_class, more / WEIGHTS[queued_request.priority_class])
+        self._priority_lanes[queued_request.priority_class].counters.correct(
             queued_request.tenant, more / queued_request.weight
         )
 
@@ -312,18 +314,18 @@ class FairQueue(Generic[T]):
     def _join(self, queued_request: QueuedRequest) -> _Backlog[T]:
         lane = self._priority_lanes[queued_request.priority_class]
         if not lane.tenants:
-            self._given.join(queued_request.priority_class)
+            self._counters.join(queued_request.priority_class)
         backlog = lane.tenants.get(queued_request.tenant)
         if backlog is None:
-            lane.given.join(queued_request.tenant)
+            lane.counters.join(queued_request.tenant)
             backlog = lane.tenants[queued_request.tenant] = _Backlog()
         return backlog
 
     def _charge(self, queued_request: QueuedRequest) -> None:
-        self._given.give(
+        self._counters.charge(
             queued_request.priority_class, cost(queued_request.tokens) / WEIGHTS[queued_request.priority_class]
         )
-        self._priority_lanes[queued_request.priority_class].given.give(
+        self._priority_lanes[queued_request.priority_class].counters.charge(
             queued_request.tenant, cost(queued_request.tokens) / queued_request.weight
         )
 

@@ -22,7 +22,7 @@ class MeasuredThroughput(NamedTuple):
     """Tokens per second that one slot computed, and actual tokens per estimated token. Both are above 0."""
 
     tokens_per_s: float
-    share: float
+    actual_per_estimated: float
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Throughput:
     running: int = 0
     _at_s: float = 0.0
     _held_s: float = 0.0  # slot-seconds of all slots
-    _tokens: float = 0.0  # estimated tokens of finished requests
-    _took: float = 0.0  # actual tokens
+    _estimated_tokens: float = 0.0  # estimated tokens of finished requests
+    _actual_tokens: float = 0.0  # actual tokens
     _answers: int = 0
 
     def record_grant(self, now: float) -> None:
@@ -41,17 +41,21 @@ class Throughput:
         self._advance(now)
         self.running += 1
 
-    def record_release(self, now: float, tokens: int, took: int) -> None:
-        """Record a free slot: `tokens` was the request's estimate, `took` its actual number, 0 without an answer."""
+    def record_release(self, now: float, estimated_tokens: int, actual_tokens: int) -> None:
+        """Record a free slot: `actual_tokens` is 0 without an answer."""
         self._advance(now)
         self.running -= 1
-        if not took:
+        if not actual_tokens:
             return
-        self._tokens += tokens
-        self._took += took
+        self._estimated_tokens += estimated_tokens
+        self._actual_tokens += actual_tokens
         self._answers += 1
         if self._answers >= HALVING_ANSWERS:
-            self._held_s, self._tokens, self._took = self._held_s / 2, self._tokens / 2, self._took / 2
+            self._held_s, self._estimated_tokens, self._actual_tokens = (
+                self._held_s / 2,
+                self._estimated_tokens / 2,
+                self._actual_tokens / 2,
+            )
             self._answers //= 2
 
     def record_lost_slots(self, now: float, slots: int) -> None:
@@ -65,21 +69,21 @@ class Throughput:
         """
         if slots <= 0 or self._answers < MIN_ANSWERS or self._held_s <= 0:
             return None
-        return self._tokens / self._held_s * slots
+        return self._estimated_tokens / self._held_s * slots
 
     def measured(self) -> MeasuredThroughput | None:
         """Return the measured throughput per slot, or None if it is unknown."""
         if self._answers < MIN_ANSWERS or self._held_s <= 0:
             return None
-        return MeasuredThroughput(self._took / self._held_s, self._took / self._tokens)
+        return MeasuredThroughput(self._actual_tokens / self._held_s, self._actual_tokens / self._estimated_tokens)
 
-    def answer_s(self, tokens: int) -> float:
+    def answer_duration_s(self, tokens: int) -> float:
         """Return how long an answer of `tokens` estimated tokens takes; 0 while the throughput is unknown. The estimate
         is an upper bound of the answer's length. So the result is at most twice the mean of all answers.
         """
         if self._answers < MIN_ANSWERS or self._held_s <= 0:
             return 0.0
-        return min(tokens / self._tokens, 2 / self._answers) * self._held_s
+        return min(tokens / self._estimated_tokens, 2 / self._answers) * self._held_s
 
     def _advance(self, now: float) -> None:
         self._held_s += self.running * (now - self._at_s)
@@ -97,7 +101,7 @@ class WaitEstimate:
     tier: str | None = None
     problem: StartProblem | None = None
 
-    def words(self) -> str:
+    def heartbeat_text(self) -> str:
         """Format it for a heartbeat: ` remaining_s=1.3 tier=nvme bytes=5697536`, ` reason=no_room`."""
         text = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
         text += f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else ""
@@ -111,13 +115,13 @@ UNKNOWN: Final = WaitEstimate()
 class StartForecasts:
     """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
 
-    _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # duration of a start
+    _start_durations_s: dict[VersionKey, float] = field(default_factory=dict)  # duration of a start
     _running_starts: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # forecast end of the start
     _problems: dict[VersionKey, StartProblem] = field(default_factory=dict)  # why a version does not start
 
     def set_start_duration(self, key: VersionKey, row: StartRow) -> None:
         """Record how long a start of this version, which is at zero, would take."""
-        self._at_zero_s[key] = row.start_ms / 1000
+        self._start_durations_s[key] = row.start_ms / 1000
 
     def set_forecast(self, key: VersionKey, forecast: Forecast, now: float) -> None:
         """Record that the version starts, and when it is expected to be ready."""
@@ -134,7 +138,7 @@ class StartForecasts:
         """Return why the version does not start, if that is known."""
         return self._problems.get(key)
 
-    def failed(self, tenant: str, version: str) -> None:
+    def clear_failed_start(self, tenant: str, version: str) -> None:
         """Forget the forecast of a start that failed. It says nothing about the next one."""
         for key in [key for key in self._running_starts if (key.tenant, key.version) == (tenant, version)]:
             del self._running_starts[key]
@@ -142,16 +146,16 @@ class StartForecasts:
     def clear_version(self, key: VersionKey) -> None:
         """Forget all forecasts and problems of a version that has a replica or was deleted."""
         self._running_starts.pop(key, None)
-        self._at_zero_s.pop(key, None)
+        self._start_durations_s.pop(key, None)
         self._problems.pop(key, None)
 
     def keys(self) -> Set[VersionKey]:
         """Return all versions about which something is known."""
-        return self._at_zero_s.keys() | self._running_starts.keys() | self._problems.keys()
+        return self._start_durations_s.keys() | self._running_starts.keys() | self._problems.keys()
 
     def clear(self) -> None:
         """Forget what the following snapshot repeats. Running starts stay, since a snapshot does not contain them."""
-        self._at_zero_s.clear()
+        self._start_durations_s.clear()
         self._problems.clear()
 
     def wait_estimate(self, key: VersionKey, now: float) -> WaitEstimate:
@@ -162,7 +166,7 @@ class StartForecasts:
             if now <= ready_at_s + OVERDUE_S:
                 return WaitEstimate(max(0.0, ready_at_s - now), forecast.bytes_to_bring, forecast.tier, problem)
             del self._running_starts[key]
-        return WaitEstimate(self._at_zero_s.get(key), problem=problem)
+        return WaitEstimate(self._start_durations_s.get(key), problem=problem)
 
 
 def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:

@@ -19,7 +19,7 @@ from typing import Final
 from kelvin.contracts.errors import InvalidRequest, Refused
 
 POINTS: Final = 32  # per replica; few points are uneven, which the load bound corrects
-SHARE: Final = 1.25  # most load of a replica, relative to the mean
+LOAD_BOUND: Final = 1.25  # most load of a replica, relative to the mean
 PREFIX_BYTES: Final = 1024  # of a prompt; recomputing a shorter prefix costs little
 LONGEST_SESSION: Final = 128
 
@@ -32,7 +32,7 @@ class Occupancy:
     capacity: int
 
 
-def less_loaded(first: Occupancy, second: Occupancy) -> bool:
+def is_second_less_loaded(first: Occupancy, second: Occupancy) -> bool:
     """Return whether the second replica has a smaller fraction in use. A tie returns False."""
     return second.running * first.capacity < first.running * second.capacity
 
@@ -70,20 +70,20 @@ class HashRing:
                 yield name
 
 
-def choose(
-    affinity: Affinity, ring: HashRing, open_ones: Mapping[str, Occupancy], free: Container[str] | None = None
+def choose_replica(
+    affinity: Affinity, ring: HashRing, occupancies: Mapping[str, Occupancy], free: Container[str] | None = None
 ) -> str | None:
     """Return the open replica with a free slot that the affinity prefers, or None if there is no free slot. `free`
     names the replicas whose slot may be taken now; None means all.
     """
-    running = sum(each.running for each in open_ones.values())
-    capacity = sum(each.capacity for each in open_ones.values())
+    running = sum(each.running for each in occupancies.values())
+    capacity = sum(each.capacity for each in occupancies.values())
     later = None
     for name in ring.from_key(affinity.key):
-        one = open_ones.get(name)
-        if one is None or one.running >= one.capacity or (free is not None and name not in free):
+        occupancy = occupancies.get(name)
+        if occupancy is None or occupancy.running >= occupancy.capacity or (free is not None and name not in free):
             continue
-        if affinity.is_session or one.running < SHARE * (running + 1) * one.capacity / capacity:
+        if affinity.is_session or occupancy.running < LOAD_BOUND * (running + 1) * occupancy.capacity / capacity:
             return name
         later = later or name
     return later

@@ -31,22 +31,22 @@ def parse_revision(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
     return (labels[1], labels[0]) if len(labels) == 4 and labels[2] == "svc" else None
 
 
-def answer_to_probe(headers: Mapping[bytes, bytes], *, is_ready: bool) -> ProbeResponse | None:
+def respond_to_probe(headers: Mapping[bytes, bytes], *, is_ready: bool) -> ProbeResponse | None:
     """Return the response to a probe of the kubelet, the autoscaler or the network prober. None if it is no probe."""
     if headers.get(b"user-agent", b"").startswith(b"kube-probe/") or headers.get(b"k-kubelet-probe"):
         return ProbeResponse(200) if is_ready else ProbeResponse(500, b"not ready")
-    asked = headers.get(_PROBE)
-    if not asked:
+    probe = headers.get(_PROBE)
+    if not probe:
         return None
-    if asked == b"probe":
-        seen = headers.get(_HASH)
+    if probe == b"probe":
+        network_hash = headers.get(_HASH)
         return (
-            ProbeResponse(200, headers=((_HASH, seen),))
-            if seen
+            ProbeResponse(200, headers=((_HASH, network_hash),))
+            if network_hash
             else ProbeResponse(400, b"a probe without K-Network-Hash")
         )
     return (
         ProbeResponse(200, ACTIVATOR)
-        if asked == ACTIVATOR
+        if probe == ACTIVATOR
         else ProbeResponse(400, b"K-Network-Probe must be activator or probe")
     )

@@ -71,13 +71,13 @@ def read_body(raw: bytes, path: str) -> RequestBody:
         embedding = decode(raw, EmbeddingBody)
         return RequestBody(embedding.model, embedding.stream is True)
     found = decode(raw, CompletionBody)
-    most = found.max_tokens
+    max_tokens = found.max_tokens
     # Replicas read this field for chats only. For a completion, it would reserve less than the answer may cost.
     if found.max_completion_tokens is not None and path != _COMPLETIONS:
-        most = found.max_completion_tokens
+        max_tokens = found.max_completion_tokens
     prompt = memoryview(found.messages or found.prompt)
     prefix = bytes(prompt[:PREFIX_BYTES]) if len(prompt) > PREFIX_BYTES else None
-    return RequestBody(found.model, found.stream is True, most, prefix=prefix)
+    return RequestBody(found.model, found.stream is True, max_tokens, prefix=prefix)
 
 
 def is_greedy(raw: bytes, path: str) -> bool:
@@ -90,7 +90,7 @@ def is_greedy(raw: bytes, path: str) -> bool:
         return False  # the replica refuses it
 
 
-def ceiling_of(body: RequestBody, tenant_limits: TenantLimits) -> TokenLimits:
+def token_limits_of(body: RequestBody, tenant_limits: TenantLimits) -> TokenLimits:
     """Return the tenant's token limits. Raises Refused(LimitExceeded) if the request can't be within them for any
     prompt. The replica counts the prompt's tokens and applies these limits.
     """
@@ -132,6 +132,8 @@ def estimate(body: RequestBody, nbytes: int, row: VersionRow, ceiling: TokenLimi
     prompt = min(-(-nbytes // BYTES_PER_TOKEN), row.limits.max_input_tokens)
     if row.kind == "embed":
         return Estimate(prompt, 0, nbytes)  # each of several texts may reach the version's limit
-    most = ceiling.allowed_output(row.limits.max_output_tokens)
-    output = ceiling.apply_cap(most if body.output_tokens is None else max(0, min(body.output_tokens, most)))
+    max_tokens = ceiling.allowed_output(row.limits.max_output_tokens)
+    output = ceiling.apply_cap(
+        max_tokens if body.output_tokens is None else max(0, min(body.output_tokens, max_tokens))
+    )
     return Estimate(prompt, output, longest)

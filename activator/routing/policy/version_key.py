@@ -14,7 +14,7 @@ class VersionKey(NamedTuple):
         return f"{self.tenant}/{self.model}@{self.version[:12]}"
 
 
-class OfVersion(Protocol):
+class NamesVersion(Protocol):
     """A row, a stat or a forecast that names its version."""
 
     @property
@@ -25,6 +25,6 @@ class OfVersion(Protocol):
     def version(self) -> str: ...
 
 
-def key_of(named: OfVersion) -> VersionKey:
-    """Return the key of the version that `named` is about."""
-    return VersionKey(named.tenant, named.model, named.version)
+def key_of(row: NamesVersion) -> VersionKey:
+    """Return the key of the version that `row` is about."""
+    return VersionKey(row.tenant, row.model, row.version)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from controlplane.ledger.policy.month import DAY_US
-from controlplane.ledger.policy.rating import OK, is_billable
+from controlplane.ledger.policy.rating import is_billable
 from controlplane.ledger.policy.record_precedence import choose_charged_record
-from kelvin.contracts.accounting.usage import LifetimeRecord, RecordOrigin, RequestRecord
+from kelvin.contracts.accounting.usage import OK, LifetimeRecord, RecordOrigin, RequestRecord
 from kelvin.contracts.serving.degradation_steps import step_of_record
 
 IDEMPOTENCY_WINDOW_US: Final = DAY_US  # from the start of the first request with a key

@@ -11,9 +11,8 @@ from typing import Final
 
 from controlplane.ledger.policy.month import day_of
 from kelvin.contracts.accounting.billing_reports import BillLine
-from kelvin.contracts.accounting.usage import RequestRecord
+from kelvin.contracts.accounting.usage import RequestRecord, is_charged
 
-OK: Final = "ok"
 ANY_CLASS: Final = "*"
 SECOND_US: Final = 1_000_000
 
@@ -76,11 +75,6 @@ class PriceBook:
 def is_billable(record: RequestRecord) -> bool:
     """Return whether the request is charged."""
     return is_charged(record.outcome, record.completion_tokens)
-
-
-def is_charged(outcome: str, completion_tokens: int) -> bool:
-    """Return whether a request is charged: it succeeded, or some of its answer was delivered before it failed."""
-    return outcome == OK or completion_tokens > 0
 
 
 def amount_micros(quantity: int, price_micros: int, per: int) -> int:

@@ -12,11 +12,17 @@ from msgspec import UNSET, UnsetType
 from kelvin.contracts.timeline import Stamp
 from kelvin.contracts.wire import Fact, Wire
 
+OK: Final = "ok"  # outcome of a successful request
 ACK_TOKENS: Final = 64  # an activator acknowledges delivered tokens of a stream after every so many tokens
 RUNNING_REPORT_INTERVAL_S: Final = 60  # longest time between two usage reports of a replica that runs in a pod
 KILLED: Final = -9  # exit status after SIGKILL; also used if no process observed the exit
 # Prefix of `source` in the record of a replica whose end was never reported. Its last report counts.
 UNSEEN_END_PREFIX: Final = "cut-"
+
+
+def is_charged(outcome: str | None, completion_tokens: int) -> bool:
+    """Return whether a request is charged: it succeeded, or some of its answer was delivered before it failed."""
+    return outcome == OK or completion_tokens > 0
 
 
 class RecordOrigin(StrEnum):
@@ -45,7 +51,7 @@ class RequestRecord(Wire, frozen=True):
     started_at_us: int  # wall clock, microseconds since 1970
     ended_at_us: int
     queued_us: int
-    outcome: str  # "ok", or the failure's code
+    outcome: str  # OK, or the failure's code
     status: int
     stream: bool
     prompt_tokens: int

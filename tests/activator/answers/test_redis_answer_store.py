@@ -132,7 +132,7 @@ async def test_answer_stores_publish_without_a_claim(opened: Opened) -> None:
 
 @EACH
 async def test_stored_answer_expires(opened: Opened) -> None:
-    """After the TTL the answer is gone. After `tend` its bytes are freed."""
+    """After the TTL the answer is gone. After `maintain` its bytes are freed."""
     async with opened(AnswerStoreLimits(ttl_s=2.0)) as answers:
         await answers.publish(ask("1"), None, b"sealed")
         await until(answers, ask("1"), None)

@@ -12,7 +12,7 @@ from activator.accounting.metrics import RequestMetrics
 from activator.app.settings import read_settings
 from activator.http.http1_protocol import Http1Protocol
 from activator.http.listener_state import ListenerState
-from activator.routing.request_routes import host_of
+from activator.routing.request_routes import parse_host
 from kelvin.contracts.errors import Failure
 from kelvin.telemetry.policy.instruments import MetricsPage
 
@@ -72,7 +72,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
-        if isinstance(host_of([value for name, value in scope["headers"] if name == b"host"]), Failure):
+        if isinstance(parse_host([value for name, value in scope["headers"] if name == b"host"]), Failure):
             refused = [(b"content-length", b"0"), (b"connection", b"close")]
             await send({**answer, "status": 400, "headers": refused})
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -126,7 +126,7 @@ async def _normal_client(here: ActivatorWorld) -> AsyncIterator[NormalClient]:
 
 @contextlib.asynccontextmanager
 async def _abused(
-    tmp_path: Path, of_one: int = 1024, in_all: int = 8192, head_s: int = 5
+    tmp_path: Path, of_one: int = 1024, total: int = 8192, head_s: int = 5
 ) -> AsyncIterator[ActivatorWorld]:
     """Start an activator and a normal client. At the end, check that no abusive request reached the replica."""
     async with world(
@@ -134,7 +134,7 @@ async def _abused(
         trusted_addresses=OURS,
         address_rate=100_000,
         address_connections=of_one,
-        connections=in_all,
+        connections=total,
         head_s=head_s,
     ) as here:
         replica = await here.replica("a")
@@ -207,7 +207,7 @@ async def test_slowloris_is_limited_to_its_own_connections(tmp_path: Path, bound
             return None
         return writer
 
-    async with _abused(tmp_path, of_one=bound, in_all=200, head_s=20) as here:
+    async with _abused(tmp_path, of_one=bound, total=200, head_s=20) as here:
         opened = [await try_open(here, ABUSER) for _ in range(300)]
         held = [writer for writer in opened if writer is not None]
         for writer in held:

@@ -8,7 +8,7 @@ from activator.answers import redis_answer_store
 from activator.answers.idempotency_policy import ENTRY_BYTES
 from activator.limits import leased_quotas, redis_rate_counter, redis_store
 from activator.limits.redis_store import RedisStore, open_store
-from activator.limits.single_flight import StoreFull, StoreUnavailable
+from activator.limits.store_errors import StoreFull, StoreUnavailable
 from tests.activator.redis_server import RedisServer
 
 KEEP: Final = (b"", b"fingerprint", b"sealed", 60_000, "name", ENTRY_BYTES, 3, 1 << 20, "kelvin:{a}:once:")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from activator.limits.single_flight import SingleFlight, run_every
+from activator.limits.single_flight import SingleFlight
+from kelvin.process.loops import run_every
 
 pytestmark = pytest.mark.virtual_time
 

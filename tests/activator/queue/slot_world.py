@@ -58,9 +58,9 @@ class RecordingWaker(Waker):
         return 1 if key in self.ringing else None
 
 
-def queue_limits(*, version: int = 10_000, in_all: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
+def queue_limits(*, version: int = 10_000, total: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
     """Return limits on how many requests of one version may wait, and how many in all. Their size is not limited."""
-    of_version, of_all = (QueueLimit(entries, 1 << 40, 1 << 40) for entries in (version, in_all))
+    of_version, of_all = (QueueLimit(entries, 1 << 40, 1 << 40) for entries in (version, total))
     return QueueLimits(of_version, of_all, of_all, wait_s)
 
 
@@ -87,12 +87,12 @@ class SlotWorld:
         clock: Callable[[], float] | None = None,
         draw: Callable[[int], int] = lambda n: 0,
         peers: ActivatorPeers = ALONE,
-        longest_rest_s: float = LONGEST_S,
+        longest_open_s: float = LONGEST_S,
     ) -> None:
         self.clock = clock or asyncio.get_running_loop().time
         self.bell = RecordingWaker()
         self.throttler = Throttler(
-            limits or queue_limits(), self.bell, longest_rest_s=longest_rest_s, peers=peers, clock=self.clock, draw=draw
+            limits or queue_limits(), self.bell, longest_open_s=longest_open_s, peers=peers, clock=self.clock, draw=draw
         )
         self.waits: defaultdict[str, list[float]] = defaultdict(list)
         self.feed(*rows)
@@ -103,13 +103,13 @@ class SlotWorld:
 
     def replica(self, name: str) -> Replica:
         """Return the replica of that name, of the version KEY."""
-        return self.throttler.slots.ensure_version_queue(KEY).replicas[name]
+        return self.throttler.slot_allocator.ensure_version_queue(KEY).replicas[name]
 
     async def take(
-        self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY, again_by_s: float | None = None
+        self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY, retry_by_s: float | None = None
     ) -> Replica:
         """Wait for a slot. The caller must call `release`."""
-        return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), again_by_s)
+        return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), retry_by_s)
 
     async def ask(self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
         """Start a request. On return it has a slot, waits for one, or was refused."""
@@ -120,7 +120,7 @@ class SlotWorld:
 
     def release(self, replica: Replica, ask: QueuedRequest = ASK, tokens: int | None = None) -> None:
         """Release the slot of a request that used so many tokens (None: as estimated)."""
-        self.throttler.slots.release(KEY, replica, ask, tokens)
+        self.throttler.slot_allocator.release(KEY, replica, ask, tokens)
 
     async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
         """Cancel these requests, and assert that no other one waits."""
@@ -128,7 +128,7 @@ class SlotWorld:
             task.cancel()
         await asyncio.wait(tasks)
         self.throttler.check_integrity()
-        assert self.throttler.loads.in_all.entries == 0
+        assert self.throttler.usage_by_tenant.total.entries == 0
 
     async def measure(self, clock: Clock, ask: QueuedRequest = ASK) -> None:
         """Serve enough requests of two seconds each that the throughput is known."""
@@ -137,19 +137,21 @@ class SlotWorld:
             clock.now_s += 2.0
             self.release(replica, ask)
 
-    async def serve(self, ask: QueuedRequest, answer_s: float, in_s: float = 50.0) -> None:
+    async def serve(self, ask: QueuedRequest, answer_duration_s: float, in_s: float = 50.0) -> None:
         """Serve one request from its arrival to the end of its answer. Raises what `Throttler.slot` raises."""
         enqueued_at_s = self.clock()
         async with self.throttler.slot(KEY, ask, Deadline(enqueued_at_s + in_s)):
             self.waits[ask.tenant].append(self.clock() - enqueued_at_s)
-            await asyncio.sleep(answer_s)
+            await asyncio.sleep(answer_duration_s)
 
-    async def arrivals(self, ask: QueuedRequest, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
+    async def arrivals(
+        self, ask: QueuedRequest, at_s: Iterable[float], answer_duration_s: float, in_s: float = 50.0
+    ) -> None:
         """Serve a request at each of these times of the loop, whether or not earlier ones have ended."""
         serving = []
         for time_s in at_s:
             await asyncio.sleep(time_s - self.clock())
-            serving.append(asyncio.ensure_future(self.serve(ask, answer_s, in_s)))
+            serving.append(asyncio.ensure_future(self.serve(ask, answer_duration_s, in_s)))
         await asyncio.gather(*serving)
         self.throttler.check_integrity()
 

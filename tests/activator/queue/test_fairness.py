@@ -131,8 +131,8 @@ def test_tenant_maximum_caps_the_priority_class(header: bytes | None, highest: P
     assert read_priority_class(header, highest) is want
 
 
-def _given(throttler: Throttler, tenant: str) -> float:
-    return throttler._version_queues[KEY].waiting._priority_lanes[PriorityClass.INTERACTIVE].given.of(tenant)
+def _counters(throttler: Throttler, tenant: str) -> float:
+    return throttler._version_queues[KEY].waiting._priority_lanes[PriorityClass.INTERACTIVE].counters.counter_of(tenant)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_cancelled_request_is_not_charged(leaves_first: bool) -> None:
     await run_loop()
     assert here.order == []
     assert replica.running == 0
-    assert _given(here.throttler, "t") <= 1
+    assert _counters(here.throttler, "t") <= 1
 
 
 async def test_refused_request_is_not_charged() -> None:
@@ -164,7 +164,7 @@ async def test_refused_request_is_not_charged() -> None:
     here.feed(failures=(FAILED,))
     await run_loop()
     assert isinstance(here.tasks[0].exception(), Refused)
-    assert _given(here.throttler, "t") <= 1
+    assert _counters(here.throttler, "t") <= 1
 
 
 _rejected = refuses(InvalidRequest("temperature", "9", "must be 2 or less"))

@@ -52,7 +52,7 @@ async def test_full_queue_sheds_the_lowest_request() -> None:
     assert isinstance(failure_of(await shedding_world.ask(BATCH)), Overloaded)
     other = await shedding_world.ask(QueuedRequest("u", 10, 10))
     assert failure_of(newest) == ShedByFairShare(1.0)
-    counts = shedding_world.throttler.shedding.counts
+    counts = shedding_world.throttler.load_shedder.counts
     assert counts == {
         (Reason.DISPLACED, PriorityClass.BATCH): 1, (Reason.FULL, PriorityClass.BATCH): 1, (Reason.OVER_SHARE,
         PriorityClass.INTERACTIVE): 1,
@@ -90,7 +90,7 @@ def test_refused_queued_request_is_freed_at_once() -> None:
 async def test_version_without_requests_is_no_longer_woken() -> None:
     """Its version has no other request, so it is no longer woken."""
 
-    shedding_world = SheddingWorld(queue_limits(in_all=1))
+    shedding_world = SheddingWorld(queue_limits(total=1))
     batch = await shedding_world.ask(BATCH, key=OTHER)
     assert shedding_world.bell.ringing == {OTHER}
     stays = await shedding_world.ask(ASK)
@@ -123,7 +123,7 @@ async def test_cancelled_entry_makes_room_and_is_not_counted() -> None:
     await run_loop()
     assert batch.cancelled()
     assert not stays.done()
-    assert not shedding_world.throttler.shedding.counts
+    assert not shedding_world.throttler.load_shedder.counts
     await shedding_world.leave(stays)
 
 
@@ -175,7 +175,7 @@ async def test_overtaken_request_is_shed_before_its_deadline(sweeps: bool, monke
     if sweeps:
         assert isinstance(failure := failure_of(second), DeadlineTooShort)
         assert failure.expected_s > failure.remaining_s == 5.5
-        assert shedding_world.throttler.shedding.counts == {(Reason.LATE, PriorityClass.INTERACTIVE): 1}
+        assert shedding_world.throttler.load_shedder.counts == {(Reason.LATE, PriorityClass.INTERACTIVE): 1}
     await shedding_world.leave(*(task for task in (second, third) if not task.done()))
 
 
@@ -188,12 +188,14 @@ async def _count_late_per_tick(shedding_world: SheddingWorld) -> list[int]:
     shedding_world.release(holding, ASK)
     await run_loop(2)
     shedding_world.throttler.check_integrity()
-    late = 29 - shedding_world.throttler.loads.in_all.entries - 1  # entries that will be refused are no longer counted
+    late = (
+        29 - shedding_world.throttler.usage_by_tenant.total.entries - 1
+    )  # entries that will be refused are no longer counted
     tasks[1].cancel()
-    late_counts = [shedding_world.throttler.shedding.counts[Reason.LATE, PriorityClass.INTERACTIVE]]
+    late_counts = [shedding_world.throttler.load_shedder.counts[Reason.LATE, PriorityClass.INTERACTIVE]]
     while late_counts[-1] < late and len(late_counts) < late:
         await asyncio.sleep(0)
-        late_counts.append(shedding_world.throttler.shedding.counts[Reason.LATE, PriorityClass.INTERACTIVE])
+        late_counts.append(shedding_world.throttler.load_shedder.counts[Reason.LATE, PriorityClass.INTERACTIVE])
     await run_loop()
     assert sum(task.done() and not task.cancelled() and task.exception() is not None for task in tasks) == late
     await shedding_world.leave(*(task for task in tasks if not task.done()))
@@ -300,10 +302,10 @@ async def test_error_while_entering_leaves_no_entry_in_the_queue(step: str, monk
         monkeypatch.setattr(load_shedding, "wait_s", _fail)
     monkeypatch.setattr(shedding_world.bell, "start_wake", _fail)
     if step == "breaker":
-        monkeypatch.setattr(shedding_world.throttler.breakers, "enter", _fail)
+        monkeypatch.setattr(shedding_world.throttler.version_breakers, "enter", _fail)
     broken = await shedding_world.ask(ASK)
     assert isinstance(broken.exception(), ZeroDivisionError)
-    assert shedding_world.throttler.loads.in_all.entries == (1 if step == "shed" else 0)
+    assert shedding_world.throttler.usage_by_tenant.total.entries == (1 if step == "shed" else 0)
     if step == "shed":
         await shedding_world.leave(batch)
 

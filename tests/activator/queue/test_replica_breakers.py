@@ -55,7 +55,7 @@ async def test_one_request_tries_a_failed_replica(affine: bool) -> None:
     assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the other requests use all slots of the other replicas"
     waiting = await breaker_world.ask(ask_of())
     replica = breaker_world.replica("a")
-    breaker_world.throttler.report_began(replica, None)
+    breaker_world.throttler.report_response_started(replica, None)
     assert (await waiting).row.runtime_id == "a"
     assert replica.breaker is None
 
@@ -93,10 +93,10 @@ async def test_request_with_bounded_wait_is_refused(removed: tuple[str, ...], dr
     breaker_world.throttler.report_failed(replica)
     breaker_world.release(replica, ask, 0)
     breaker_world.feed(*([replica_row("a", 4, draining=True)] if draining else []), removed_replicas=removed)
-    waiting = asyncio.create_task(breaker_world.take(ask_of(), again_by_s=breaker_world.now.now_s))
+    waiting = asyncio.create_task(breaker_world.take(ask_of(), retry_by_s=breaker_world.now.now_s))
     await run_loop(10)
     assert waiting.done() == is_refused
-    assert breaker_world.throttler.queued(KEY) == (not is_refused)
+    assert breaker_world.throttler.queue_length(KEY) == (not is_refused)
     breaker_world.throttler.check_integrity()
     if is_refused:
         assert isinstance(waiting.exception(), NoSlotInTime)
@@ -113,7 +113,7 @@ async def test_slot_granted_at_the_timeout_is_used_or_released(is_cancelled: boo
     breaker_world = BreakerWorld("a")
     held = [(ask, await breaker_world.take(ask)) for ask in (ask_of(), ask_of(), ask_of(), ask_of())]
     last = ask_of()
-    waiting = asyncio.create_task(breaker_world.take(last, again_by_s=breaker_world.now.now_s + 60.0))
+    waiting = asyncio.create_task(breaker_world.take(last, retry_by_s=breaker_world.now.now_s + 60.0))
     await asyncio.sleep(0)
     ask, replica = held.pop()
     breaker_world.release(replica, ask, 0)

@@ -58,7 +58,7 @@ class SimulatedActivator(SlotWorld):
         self._draw = draw
         self._delay_s = delay_s
 
-    async def complete(self, answer_s: float, tenant: str = "t", within_s: float = LONG_S) -> None:
+    async def complete(self, answer_duration_s: float, tenant: str = "t", within_s: float = LONG_S) -> None:
         """Send one request as `attempts.py` does, until its answer ends. Raises what the caller would see."""
         ask = QueuedRequest(tenant, 10, 10)
         async with self.throttler.slot(KEY, ask, Deadline(self.clock() + within_s)) as slot:
@@ -81,11 +81,11 @@ class SimulatedActivator(SlotWorld):
             streams.most = max(streams.most, streams.credits.active_requests)
             self.inside += 1
             try:
-                await asyncio.sleep(answer_s / 2)
+                await asyncio.sleep(answer_duration_s / 2)
                 reported_credit = None if streams.is_old else streams.credits.credit_of(self.name, self.clock())
                 await self._travel()
-                self.throttler.report_began(replica, reported_credit)
-                await asyncio.sleep(answer_s / 2)
+                self.throttler.report_response_started(replica, reported_credit)
+                await asyncio.sleep(answer_duration_s / 2)
             finally:
                 streams.credits.leave(self.name)
                 self.inside -= 1
@@ -93,12 +93,12 @@ class SimulatedActivator(SlotWorld):
         self.served[tenant] += 1
         self.throttler.check_integrity()
 
-    async def clients(self, count: int, until_s: float, answer_s: float, tenant: str = "t") -> None:
+    async def clients(self, count: int, until_s: float, answer_duration_s: float, tenant: str = "t") -> None:
         """Run so many clients, each of which sends its next request at once."""
 
         async def client() -> None:
             while self.clock() < until_s:
-                await self.complete(answer_s * self._draw.uniform(0.5, 1.5), tenant)
+                await self.complete(answer_duration_s * self._draw.uniform(0.5, 1.5), tenant)
 
         await asyncio.gather(*(client() for _ in range(count)))
 
@@ -152,7 +152,7 @@ async def test_activators_never_exceed_a_replicas_streams(
     fair = sum(streams) * 17.0 / 0.5 / activators
     assert min(door.served.total() for door in every) >= 0.2 * fair
     if activators == 1:
-        assert every[0].throttler.refusals == 0
+        assert every[0].throttler.full_refusals == 0
 
 
 @pytest.mark.virtual_time
@@ -246,7 +246,7 @@ async def test_a_refusal_does_not_keep_guests_out() -> None:
     await asyncio.sleep(1.0)
     ours = [asyncio.ensure_future(one.complete(1.0, "guest")) for _ in range(3)]
     await asyncio.gather(*theirs)
-    assert one.throttler.refusals > 0
+    assert one.throttler.full_refusals > 0
     began_s = one.clock()
     await asyncio.gather(*ours)
     assert one.clock() - began_s < 1.0 + 2 * TRY_S
@@ -270,7 +270,7 @@ async def test_a_pause_refuses_nobody_for_its_time() -> None:
     await asyncio.sleep(1.0)
     ours = [asyncio.ensure_future(one.complete(1.0)) for _ in range(4)]
     await asyncio.sleep(0.5)
-    assert one.throttler.refusals > 0
+    assert one.throttler.full_refusals > 0
     ours += [asyncio.ensure_future(one.complete(1.0, within_s=8.0)) for _ in range(12)]
     await asyncio.gather(*theirs, *ours)
 
@@ -295,7 +295,7 @@ async def test_a_refused_request_keeps_its_place() -> None:
             ours.append(asyncio.ensure_future(ask(f"{tenant}{number}", tenant)))
             await asyncio.sleep(0.001)
     await asyncio.gather(theirs, *ours)
-    assert one.throttler.refusals > 3
+    assert one.throttler.full_refusals > 3
     assert order == ["t0", "u0", "t1", "u1", "t2", "u2", "t3", "u3"]
 
 
@@ -325,7 +325,7 @@ async def test_full_queue_keeps_a_refused_request() -> None:
     await asyncio.sleep(0.1)
     ours = [asyncio.ensure_future(one.complete(1.0)) for _ in range(4)]
     await asyncio.sleep(1.0)
-    assert one.throttler.queued(KEY) == 4
+    assert one.throttler.queue_length(KEY) == 4
     with pytest.raises(Refused):
         await one.complete(1.0)
     await asyncio.gather(theirs, *ours)
@@ -365,7 +365,7 @@ async def test_replicas_come_and_go_while_one_is_refused() -> None:
     one.feed(removed_replicas=("a", "b"))
     other.credits.leave("door-2")
     await asyncio.sleep(5.0)
-    assert one.throttler.queued(KEY) == 1
+    assert one.throttler.queue_length(KEY) == 1
     one.feed(replica_row("b", 1))
     await waits
     theirs.cancel()

@@ -22,7 +22,7 @@ from tests.activator.world import world
 from tests.eventually import eventually
 
 SLOTS = 8
-MANY = "abcdefghijklmnop"
+MANY_SLOTS = "abcdefghijklmnop"
 FEW = "abcdef"  # with four activators and two per replica, each prefers three
 
 
@@ -39,14 +39,16 @@ class SimulatedActivator(SlotWorld):
     @property
     def preferred(self) -> set[str]:
         return {
-            name for name, each in self.throttler.slots.ensure_version_queue(KEY).replicas.items() if each.is_preferred
+            name
+            for name, each in self.throttler.slot_allocator.ensure_version_queue(KEY).replicas.items()
+            if each.is_preferred
         }
 
     async def start_requests(self, many: int = 1, ask: QueuedRequest = ASK) -> set[str]:
         """Start so many requests. Return the replicas that they run on."""
         found = [await asyncio.wait_for(self.take(ask), 10) for _ in range(many)]
         for replica in found:
-            self.throttler.report_began(replica, SLOTS)
+            self.throttler.report_response_started(replica, SLOTS)
         self.inside += found
         self.throttler.check_integrity()
         return {replica.row.runtime_id for replica in found}
@@ -80,7 +82,7 @@ def activators_at(count: int, replicas: str, *, prefer: bool = True) -> tuple[li
 async def test_replicas_have_fewer_connections(prefer: bool) -> None:
     """Seven activators send one request at a time, 60 per second. Of 16 replicas each prefers four."""
 
-    every, _ = activators_at(8, MANY, prefer=prefer)
+    every, _ = activators_at(8, MANY_SLOTS, prefer=prefer)
     found = [await door.one_by_one(60) for door in every[:-1]]
     if prefer:
         assert sum(map(len, found)) <= 4 * 7
@@ -98,7 +100,7 @@ async def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
     assert near <= one.preferred
     assert len(one.preferred) == 3
     for name in FEW:
-        one.throttler.report_began(one.replica(name), SLOTS)
+        one.throttler.report_response_started(one.replica(name), SLOTS)
     assert await one.start_requests(len(FEW) * SLOTS) == set(FEW)
     one.end_first(len(FEW) * SLOTS)
     assert await one.one_by_one(20) <= one.preferred

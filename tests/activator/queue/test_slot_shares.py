@@ -209,7 +209,7 @@ async def test_owner_that_waits_again_counts() -> None:
     here.feed(removed_replicas=("a",))
     waiting = await here.ask(GUEST)
     again = asyncio.create_task(
-        here.throttler.take_again(KEY, replica, OWNER, Deadline.after(50.0, here.clock()), here.clock(), None)
+        here.throttler.reacquire(KEY, replica, OWNER, Deadline.after(50.0, here.clock()), here.clock(), None)
     )
     await run_loop()
     here.feed(replica_row("b", SLOTS))

@@ -114,10 +114,10 @@ async def _flooded(times: float, size: Size) -> Outcomes:
             await asyncio.sleep(rng.expovariate(times * SLOTS * TOKENS_PER_S / TOKENS))
             kind = rng.choices(KINDS, rates)[0]
             group.create_task(_send(throttler, kind, *size(rng), outcomes))
-            outcomes.most_waiting = max(outcomes.most_waiting, throttler.loads.in_all.entries)
+            outcomes.most_waiting = max(outcomes.most_waiting, throttler.usage_by_tenant.total.entries)
         outcomes.is_flooded = False
     throttler.check_integrity()
-    assert throttler.loads.in_all.entries == 0
+    assert throttler.usage_by_tenant.total.entries == 0
     return outcomes
 
 
@@ -148,7 +148,7 @@ def test_control_without_deadline_checks_goodput_falls(monkeypatch: pytest.Monke
     """Control: slots go to requests that end too late."""
     monkeypatch.setattr(Throttler, "_check_time", lambda *_: None)
     monkeypatch.setattr(LoadShedder, "sweep", lambda *_: None)
-    monkeypatch.setattr(LoadShedder, "next_in_time", lambda shedding, line, now: next_waiter(line))
+    monkeypatch.setattr(LoadShedder, "next_waiter_in_time", lambda shedding, line, now: next_waiter(line))
     peak = _peak()
     assert _run(10.0).good_tokens < 0.9 * peak
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from activator.queue.policy.queued_request import PriorityClass
 from activator.queue.throttler import Throttler
 from activator.queue.version_queue import Replica
-from activator.routing.policy.traffic_split import Availability
 from activator.routing.policy.version_key import VersionKey
+from activator.routing.policy.version_resolution import Availability
 from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.serving.control_messages import ReplicaRow
@@ -104,7 +104,7 @@ async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> Non
     assert not elsewhere.done()
     assert here.bell.ringing == {other}
     assert not here.bell.nudged
-    assert here.throttler.estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
+    assert here.throttler.estimate_new_request_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
     await here.leave(elsewhere)
 
 
@@ -127,7 +127,7 @@ async def test_a_deadline_ends_the_wait() -> None:
     failure = failure_of(waiting)
     assert isinstance(failure, DeadlineExceeded)
     assert failure.stage == "waiting for a replica to start"
-    assert here.throttler.loads.in_all.entries == 0
+    assert here.throttler.usage_by_tenant.total.entries == 0
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_end_of_a_removed_replica_does_not_end_its_successor() -> None:
     assert second is not first
     here.throttler.report_ended(second)
     here.throttler.check_integrity()
-    assert not here.throttler.slots.ensure_version_queue(KEY).replicas
+    assert not here.throttler.slot_allocator.ensure_version_queue(KEY).replicas
 
 
 async def test_the_less_loaded_of_two_is_taken() -> None:
@@ -258,7 +258,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
     here.feed(full=True)
     here.feed(replica_row("last", 3))
     here.throttler.check_integrity()
-    assert here.throttler.loads.in_all.entries == 0
+    assert here.throttler.usage_by_tenant.total.entries == 0
     for _ in range(3):
         await asyncio.wait_for(here.take(), 1)
 
@@ -325,7 +325,7 @@ async def test_a_credit_that_has_ended_leaves_room(is_refused: bool) -> None:
         here.throttler.report_full(replica, 1)
         here.release(replica, tokens=0)
     else:
-        here.throttler.report_began(replica, 1)
+        here.throttler.report_response_started(replica, 1)
     assert here.throttler.availability(KEY) is Availability.FULL
     clock.now_s += 3.0
     assert here.throttler.availability(KEY) is Availability.ROOM

@@ -34,7 +34,7 @@ async def _refused(here: SlotWorld, seconds: float) -> DeadlineTooShort | None:
 
 
 def _left(here: SlotWorld) -> float | None:
-    return here.throttler.wait_estimate(KEY, ASK, Deadline(200.0)).remaining_s
+    return here.throttler.estimate_queued_wait(KEY, ASK, Deadline(200.0)).remaining_s
 
 
 async def test_waiting_request_reports_the_forecast_time() -> None:
@@ -74,7 +74,7 @@ async def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
     assert await _refused(here, 1.0) == DeadlineTooShort(1.5, 1.0, True)
     here.feed(READY)
     assert not here.bell.nudged
-    assert repr(here.throttler.slots) == "<SlotAllocator versions=1 running=0 queued=0>"
+    assert repr(here.throttler.slot_allocator) == "<SlotAllocator versions=1 running=0 queued=0>"
     here.throttler.check_integrity()
 
 
@@ -85,7 +85,7 @@ async def test_estimate_wait_of_a_new_request() -> None:
 
     clock = Clock(100.0 - 2 * MIN_ANSWERS)
     here = SlotWorld(clock=clock)
-    estimate_wait, wake_for = here.throttler.estimate_wait, here.throttler.wake_for
+    estimate_wait, wake_for = here.throttler.estimate_new_request_wait, here.throttler.wake_for
     assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
     here.throttler.apply(START)
     assert estimate_wait(KEY, "default", PriorityClass.BATCH) == (9.0, True)
@@ -132,7 +132,7 @@ async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
     assert await _refused(here, 0.1) is None, "no request waits before it"
     waiting = [await here.ask(in_s=3.0) for _ in range(3)]
     later = await here.ask(in_s=300.0)
-    assert here.throttler.wait_estimate(KEY, ASK, Deadline(110.0)) == WaitEstimate(6.0)
+    assert here.throttler.estimate_queued_wait(KEY, ASK, Deadline(110.0)) == WaitEstimate(6.0)
     assert await _refused(here, 5.0) == DeadlineTooShort(8.0, 5.0, False)
     assert await _refused(here, 7.5) is not None, "its answer takes two seconds, too"
     assert await _refused(here, 8.5) is None
@@ -148,4 +148,4 @@ def test_forecasts_are_kept_per_model_and_version() -> None:
     here = SlotWorld(clock=Clock(100.0))
     here.throttler.apply(START)
     other = VersionKey("default", "n", VERSION)
-    assert here.throttler.wait_estimate(other, ASK, Deadline(200.0)) == UNKNOWN
+    assert here.throttler.estimate_queued_wait(other, ASK, Deadline(200.0)) == UNKNOWN

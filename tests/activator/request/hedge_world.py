@@ -20,7 +20,7 @@ from activator.request.retry_policy import RetryBudgets, RetryLimits
 from activator.routing.policy.request_body import RequestBody
 from activator.routing.policy.version_key import VersionKey
 from activator.upstream.background_tasks import BackgroundTasks
-from activator.upstream.replica_requests import ReplicaSessions
+from activator.upstream.replica_sessions import ReplicaSessions
 from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.serving.control_messages import Principal, Scope, TenantLimits
 from kelvin.contracts.serving.stream_frames import Counts
@@ -32,7 +32,9 @@ from tests.activator.control import replica_row
 from tests.activator.queue.slot_world import ASK, KEY, SlotWorld
 from tests.activator.replica import FakeReplica, Script, hello
 
-AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # a frame that has not come by the next loop iteration is late
+SINGLE_WRITE_BYTES = HedgeLimits(
+    min_samples=1, shortest_late_s=0.0
+)  # a frame that has not come by the next loop iteration is late
 
 
 class FakeClientResponse:
@@ -47,7 +49,7 @@ class FakeClientResponse:
         self.heard += data
         self._account.delivered_tokens = completion_tokens
 
-    def try_forget(self) -> bool:
+    def try_discard_data(self) -> bool:
         """Forget the answer. Return False if the client has some of it."""
         if self.heard:
             return False
@@ -161,11 +163,11 @@ async def outcome(asked: SentRequest) -> BaseException | None:
 
 @asynccontextmanager
 async def ground(
-    tmp_path: Path, limits: HedgeLimits = AT_ONCE, retries: RetryLimits | None = None, rest_s: float = 30.0
+    tmp_path: Path, limits: HedgeLimits = SINGLE_WRITE_BYTES, retries: RetryLimits | None = None, rest_s: float = 30.0
 ) -> AsyncIterator[HedgeWorld]:
     """Yield attempts over fake replicas. At the end nothing of any request may be left."""
     directory, background_tasks = SocketDirectory(tmp_path / "run"), BackgroundTasks()
-    slots = SlotWorld(longest_rest_s=rest_s)
+    slots = SlotWorld(longest_open_s=rest_s)
     replica_sessions, page = ReplicaSessions(ConnectorFactory(directory), background_tasks), MetricsPage("activator")
     request_factory, metrics = UpstreamRequestFactory(replica_sessions, "activator-1"), RequestMetrics(page)
     budgets = RetryBudgets[tuple[str, VersionKey]](retries or RetryLimits())

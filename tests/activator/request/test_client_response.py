@@ -13,7 +13,7 @@ from activator.accounting.usage_records import UsageRecords, ledger_poster
 from activator.dependencies import SPOOL
 from activator.limits.policy.monthly_budget import TenantSpending
 from activator.limits.tenant_budgets import BudgetReservation
-from activator.request.client_response import AT_ONCE, ClientResponse
+from activator.request.client_response import SINGLE_WRITE_BYTES, ClientResponse
 from kelvin.contracts.accounting.spending import SpendingRow
 from kelvin.contracts.errors import Failure, Refused, Unavailable
 from kelvin.contracts.serving.control_messages import Principal
@@ -132,8 +132,8 @@ async def _answer(pieces: Iterable[bytes], *, stream: bool, failure: Failure | N
         pytest.param(True, [b"data: 1\n\n"], [b"<200>", b"data: 1\n\n", b"<record of 1 tokens>", b""],
                      id="without [DONE]"),
         pytest.param(False, [b'{"a":1}'], [b"<record of 2 tokens>", b"<200>", b'{"a":1}'], id="a whole answer"),
-        pytest.param(False, [b"[" + b" " * AT_ONCE, b"]"],
-                     [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>", b"]"],
+        pytest.param(False, [b"[" + b" " * SINGLE_WRITE_BYTES, b"]"],
+                     [b"<200>", b"[" + b" " * SINGLE_WRITE_BYTES, b"<record of 2 tokens>", b"]"],
                      id="a whole answer that is large"),
     ],
 )  # fmt: skip
@@ -155,8 +155,8 @@ async def test_unrecorded_response_does_not_end_normally() -> None:
     said = await _answer([b'{"a":1}'], stream=False, failure=failure)
     assert said[:2] == [b"<record of 2 tokens>", b"<503>"]
     assert b'"a"' not in b"".join(said)
-    said = await _answer([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure)
-    assert said == [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>"]
+    said = await _answer([b"[" + b" " * SINGLE_WRITE_BYTES, b"]"], stream=False, failure=failure)
+    assert said == [b"<200>", b"[" + b" " * SINGLE_WRITE_BYTES, b"<record of 2 tokens>"]
 
 
 @pytest.mark.parametrize(

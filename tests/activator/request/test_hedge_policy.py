@@ -52,20 +52,20 @@ def test_hedge_needs_time_and_a_warm_request(
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e6, allow_nan=False)), max_size=80))
 def test_late_threshold_is_the_percentile_of_the_window(history: list[tuple[str, float]]) -> None:
     """The threshold is the percentile of the latest latencies of its version. The number of versions is bounded."""
-    limits = HedgeLimits(samples=3, window=7, share=0.8, least_s=0.0, versions=2)
+    limits = HedgeLimits(min_samples=3, window=7, percentile=0.8, shortest_late_s=0.0, max_windows=2)
     frames = FirstFrameLatencies[str](limits)
     latest: dict[str, list[float]] = {}
     for version, seconds in history:
         frames.record_first_frame(version, seconds)
         latest[version] = [*latest.pop(version, []), seconds][-limits.window :]
-        if len(latest) > limits.versions:
+        if len(latest) > limits.max_windows:
             del latest[next(iter(latest))]
         frames.check_integrity()
     for version in "abc":
         known = sorted(latest.get(version, []))
         late = frames.late_after_s(version)
-        if len(known) < limits.samples:
+        if len(known) < limits.min_samples:
             assert late is None
         else:
             assert late in known
-            assert sum(each > late for each in known) <= len(known) - ceil(len(known) * limits.share)
+            assert sum(each > late for each in known) <= len(known) - ceil(len(known) * limits.percentile)

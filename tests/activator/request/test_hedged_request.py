@@ -22,7 +22,7 @@ from kelvin.contracts.errors import InvalidRequest, Refused, Unavailable
 from kelvin.contracts.serving.stream_frames import FrameKind, NoCredit
 from tests.activator.control import replica_row
 from tests.activator.replica import DONE, FakeReplica, Held, ReceivedRequest, Script, chunk, cut, decline, refuses
-from tests.activator.request.hedge_world import AT_ONCE, HedgeWorld, SentRequest, ground, outcome
+from tests.activator.request.hedge_world import SINGLE_WRITE_BYTES, HedgeWorld, SentRequest, ground, outcome
 
 OK = None
 
@@ -80,7 +80,7 @@ async def test_second_attempt_wins_when_it_starts_first(tmp_path: Path, first: S
         assert request.call.account.runtime_id == "b"
         assert (request.call.account.hedge_winner, here.hedge_outcomes()) == ("second", {"second": 1})
         assert request.call.upstream is not None
-        request.call.upstream.recorded()
+        request.call.upstream.report_recorded()
         await at_b.until(lambda replica: replica.recorded == [request.name])
         await at_a.until(lambda replica: replica.disowned == [request.name])
         assert not at_a.recorded
@@ -164,7 +164,7 @@ async def test_request_is_retried_when_both_attempts_fail(tmp_path: Path) -> Non
 async def test_request_waits_when_both_replicas_are_full(tmp_path: Path) -> None:
     """No retry is spent and no breaker opens. The request is sent again as soon as a replica has a stream."""
 
-    async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
+    async with ground(tmp_path, retries=RetryLimits(max_attempts=0)) as here:
         request, at_a, at_b = await late(here, first := Held(full), second := Held(full))
         at_a.script = at_b.script = full
         second.release()
@@ -220,15 +220,15 @@ async def _nothing(here: HedgeWorld) -> None:
 @pytest.mark.parametrize(
     ("change", "limits", "cold", "budget"),
     [
-        pytest.param(_busy, AT_ONCE, False, True, id="the other one has no slot free"),
-        pytest.param(_draining, AT_ONCE, False, True, id="it drains"),
-        pytest.param(_resting, AT_ONCE, False, True, id="its breaker is open"),
-        pytest.param(_tried, AT_ONCE, False, True, id="its breaker is half open"),
-        pytest.param(_gone, AT_ONCE, False, True, id="it is gone"),
-        pytest.param(_nothing, HedgeLimits(samples=2, least_s=0.0), False, True, id="too little is known"),
-        pytest.param(_nothing, HedgeLimits(samples=1, least_s=30.0), False, True, id="it is not late"),
-        pytest.param(_nothing, AT_ONCE, True, True, id="it waited for a start"),
-        pytest.param(_nothing, AT_ONCE, False, False, id="the budget is spent"),
+        pytest.param(_busy, SINGLE_WRITE_BYTES, False, True, id="the other one has no slot free"),
+        pytest.param(_draining, SINGLE_WRITE_BYTES, False, True, id="it drains"),
+        pytest.param(_resting, SINGLE_WRITE_BYTES, False, True, id="its breaker is open"),
+        pytest.param(_tried, SINGLE_WRITE_BYTES, False, True, id="its breaker is half open"),
+        pytest.param(_gone, SINGLE_WRITE_BYTES, False, True, id="it is gone"),
+        pytest.param(_nothing, HedgeLimits(min_samples=2, shortest_late_s=0.0), False, True, id="too little is known"),
+        pytest.param(_nothing, HedgeLimits(min_samples=1, shortest_late_s=30.0), False, True, id="it is not late"),
+        pytest.param(_nothing, SINGLE_WRITE_BYTES, True, True, id="it waited for a start"),
+        pytest.param(_nothing, SINGLE_WRITE_BYTES, False, False, id="the budget is spent"),
     ],
 )
 async def test_request_without_second_replica_is_not_hedged(
@@ -236,7 +236,7 @@ async def test_request_without_second_replica_is_not_hedged(
 ) -> None:
     """However late it is, only one replica gets it. The tests above are the control."""
 
-    retries = RetryLimits() if budget else RetryLimits(share=0.0, per_s=0.0)
+    retries = RetryLimits() if budget else RetryLimits(retries_per_request=0.0, retries_per_s=0.0)
     async with ground(tmp_path, limits, retries) as here:
         at_a, at_b = await here.replica("a"), await here.replica("b")
         await here.warm_up()
@@ -316,8 +316,8 @@ async def test_each_failed_replica_is_reported_once(
 
 REQUESTS = 150
 AT_A_TIME = 10
-HALF = HedgeLimits(samples=1, share=0.5, least_s=0.0)  # half of all requests are late
-FREE = RetryLimits(per_s=1e6)  # retry budgets have their own tests
+HALF = HedgeLimits(min_samples=1, percentile=0.5, shortest_late_s=0.0)  # half of all requests are late
+FREE = RetryLimits(retries_per_s=1e6)  # retry budgets have their own tests
 
 
 def erratic(name: str, chance: random.Random) -> Script:

@@ -70,7 +70,7 @@ def test_failure_count_and_retry_deadline_are_updated(
     tried: RetryState, lost: bool, sent_s: float, want: RetryState
 ) -> None:
     """The time is 20 s, and retries have five seconds."""
-    assert record_failure(tried, lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
+    assert record_failure(tried, is_lost=lost, sent_s=sent_s, now_s=20.0, limits=LIMITS) == want
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_retry_budget_follows_requests_and_time(requests: int, spent: int, pause
 
 def test_budgets_are_apart_and_bounded() -> None:
     """An empty budget does not affect another one. The least recently used budget is forgotten."""
-    budgets = RetryBudgets[int](RetryLimits(budgets=3))
+    budgets = RetryBudgets[int](RetryLimits(max_budgets=3))
     assert _drain(budgets, 0, 0.0) == 10
     assert budgets.try_spend(1, 0.0)
     for number in range(100):
@@ -125,7 +125,7 @@ def test_retries_are_bounded_by_what_was_asked(steps: list[tuple[str, float]]) -
         else:
             assert now_s - refused_s < 1.1, "a second without a retry, and none is left"
         budgets.check_integrity()
-        assert spent <= 10 + asked * LIMITS.share + now_s * LIMITS.per_s + 1e-6
+        assert spent <= 10 + asked * LIMITS.retries_per_request + now_s * LIMITS.retries_per_s + 1e-6
 
 
 def _drain(budgets: RetryBudgets[str] | RetryBudgets[int], whose: object, now_s: float) -> int:

@@ -54,7 +54,7 @@ def _write(run: Path, clocks: _Clocks, *lines: Feed) -> bytes:
         last = _last(run, clocks, table)
         for line in lines:
             table.apply(line)
-            last.record_heard_line(line)
+            last.record_received(line)
         task = asyncio.create_task(last.run())
         try:
             await eventually(lambda: (run / NAME).exists())
@@ -86,7 +86,7 @@ def test_feed_file_holds_the_table_and_no_key(tmp_path: Path, clocks: _Clocks) -
     assert found is not None
     second.apply(found)
     second.check_integrity()
-    assert second.rows() == first.rows()
+    assert second.snapshot() == first.snapshot()
     assert second.principal(KEY, 0) == first.principal(KEY, 0) is not None
     assert second.principal(STRANGER, 0) is None
     assert (second.principal("kv-late", 98) is None, second.principal("kv-late", 99) is None) == (False, True)
@@ -137,7 +137,7 @@ def test_feed_file_is_valid_up_to_its_max_age(
     if counts:
         clocks.s += MAX_AGE_S + 1
         assert not last.is_fresh()
-        last.record_heard_line(Feed(revision=1))
+        last.record_received(Feed(revision=1))
         assert last.is_fresh()
 
 
@@ -190,16 +190,16 @@ async def test_feed_file_is_written_on_change_and_periodically(
     last = _last(tmp_path, clocks, table)
     task = asyncio.create_task(last.run())
     table.apply(snapshot())
-    last.record_heard_line(snapshot())
+    last.record_received(snapshot())
     await eventually(lambda: len(written) == 2)
     for _ in range(20):
-        last.record_heard_line(Feed(revision=1))
+        last.record_received(Feed(revision=1))
         await asyncio.sleep(0)
     assert not last._due.is_set()
-    clocks.s += last_feed.AGAIN_S
-    last.record_heard_line(Feed(revision=1))
+    clocks.s += last_feed.REWRITE_INTERVAL_S
+    last.record_received(Feed(revision=1))
     await eventually(lambda: len(written) == 3)
-    last.record_heard_line(Feed(revision=2, removed_keys=("k1",)))
+    last.record_received(Feed(revision=2, removed_keys=("k1",)))
     await eventually(lambda: len(written) == 4)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -230,5 +230,5 @@ def test_versions_of_one_model_stay_together() -> None:
     """A table's snapshot can be applied as a feed line: nothing is repeated or lost."""
     table = RoutingTable()
     table.apply(snapshot())
-    names = [(row.model, row.version) for row in table.rows().versions if row.tenant == "default"]
+    names = [(row.model, row.version) for row in table.snapshot().versions if row.tenant == "default"]
     assert names == [("m", "aa" * 32), ("m", OTHER)]

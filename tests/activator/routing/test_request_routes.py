@@ -13,7 +13,7 @@ from activator.routing.request_routes import (
     ShowServer,
     ShowTimeline,
     Target,
-    host_of,
+    parse_host,
     route,
     speaks_open_inference,
 )
@@ -148,5 +148,5 @@ def test_error_form_follows_the_path(path: bytes, want: bool) -> None:
     ],
 )
 def test_exactly_one_host_header_is_required(values: list[bytes], want: str | None) -> None:
-    found = host_of(values)
+    found = parse_host(values)
     assert found == want if want is not None else isinstance(found, InvalidRequest)

@@ -70,16 +70,16 @@ def test_where_a_version_is_scaled_is_known_until_it_is_not() -> None:
     def apply_revision(name: str) -> RevisionRow:
         row = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name=name)
         table.apply(Feed(revision=2, revisions=(row,)))
-        assert table.revisions.of(key) == row
-        assert table.revisions.version("models", name) == key
-        assert table.rows().revisions == (row,)
+        assert table.revisions.find_revision(key) == row
+        assert table.revisions.find_version("models", name) == key
+        assert table.snapshot().revisions == (row,)
         table.check_integrity()
         return row
 
-    assert table.revisions.of(key) is None
+    assert table.revisions.find_revision(key) is None
     apply_revision("m-00001")
     apply_revision("m-00002")
-    assert table.revisions.version("models", "m-00001") is None, "it has another name now"
+    assert table.revisions.find_version("models", "m-00001") is None, "it has another name now"
     for gone in (
         Feed(revision=3, removed_revisions=(key,)),
         Feed(revision=3, removed_versions=(key,)),
@@ -87,9 +87,9 @@ def test_where_a_version_is_scaled_is_known_until_it_is_not() -> None:
     ):
         apply_revision("m-00001")
         table.apply(gone)
-        assert table.revisions.of(key) is None
-        assert table.revisions.version("models", "m-00001") is None
-        assert table.rows().revisions == ()
+        assert table.revisions.find_revision(key) is None
+        assert table.revisions.find_version("models", "m-00001") is None
+        assert table.snapshot().revisions == ()
         table.check_integrity()
 
 
@@ -124,8 +124,8 @@ def test_grant_ends_by_revocation_removal_or_suspension(end: Feed) -> None:
     assert table.find_callable_model("default", "stranger", "theirs") is None
     assert table.find_callable_model("stranger", "default", "other") is None
     kept = RoutingTable()
-    kept.apply(msgspec.structs.replace(table.rows(), full=True))
-    assert kept.rows() == table.rows()
+    kept.apply(msgspec.structs.replace(table.snapshot(), full=True))
+    assert kept.snapshot() == table.snapshot()
     table.apply(end)
     table.check_integrity()
     assert table.find_callable_model("stranger", "default", "m") is None
@@ -189,16 +189,16 @@ def test_limits_of_tenants() -> None:
 def test_rows_are_gathered_again_only_where_they_changed() -> None:
     """Frequent lines (replicas, keys) don't rebuild the rows of models. Lines that change models do."""
     table = _table()
-    before = table.rows()
+    before = table.snapshot()
     for quiet in (
         Feed(revision=2, replicas=(replica_row("r"),), removed_replicas=("q",)),
         Feed(revision=3, keys=(key_row("late", "kv-late", "default", Scope.INFER),), removed_keys=("k3",)),
         Feed(revision=4, tenants=(TenantRow(tenant="default", suspended=True),)),
     ):
         table.apply(quiet)
-        assert table.rows().models is before.models
-        assert table.rows().versions is before.versions
-    assert (table.rows().keys, table.rows().tenants) != (before.keys, before.tenants)
+        assert table.snapshot().models is before.models
+        assert table.snapshot().versions is before.versions
+    assert (table.snapshot().keys, table.snapshot().tenants) != (before.keys, before.tenants)
     for telling in (
         _granting("stranger"),
         Feed(revision=5, versions=(version_row("default", "m", "00" * 32),)),
@@ -206,10 +206,10 @@ def test_rows_are_gathered_again_only_where_they_changed() -> None:
         Feed(revision=7, removed_models=(("default", "m"),)),
         Feed(revision=8, full=True),
     ):
-        rows = table.rows()
+        rows = table.snapshot()
         table.apply(telling)
         table.check_integrity()
-        assert (table.rows().models, table.rows().versions) != (rows.models, rows.versions)
+        assert (table.snapshot().models, table.snapshot().versions) != (rows.models, rows.versions)
 
 
 def test_lists_are_made_again_only_where_they_may_have_changed() -> None:
@@ -263,7 +263,7 @@ def test_what_an_idle_model_takes() -> None:
     try:
         table = RoutingTable()
         table.apply(decode(raw, Feed))
-        table.rows()
+        table.snapshot()
         taken = tracemalloc.get_traced_memory()[0] / count
     finally:
         tracemalloc.stop()

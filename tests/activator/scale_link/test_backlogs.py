@@ -52,15 +52,15 @@ def test_concurrency_is_weighted_for_models_that_ask_for_it() -> None:
     works = [request_of(1000), request_of(500)]
     for key in (M, N):
         for work in works:
-            backlog_world.it.enter(key, work)
+            backlog_world.it.add(key, work)
     assert backlog_world.it.weigh(M, 2.0) == 15.0
     assert backlog_world.it.weigh(N, 2.0) == 2.0
     works[0].computed_tokens = 400
     assert backlog_world.it.weigh(M, 2.0) == 11.0
-    backlog_world.it.leave(M, works[0])
+    backlog_world.it.remove(M, works[0])
     backlog_world.it.check_integrity()
     assert backlog_world.it.weigh(M, 2.0) == 5.0
-    backlog_world.it.leave(M, works[1])
+    backlog_world.it.remove(M, works[1])
     backlog_world.it.check_integrity()
     assert backlog_world.it.weigh(M, 0.5) == 0.5
     backlog_world.waiting[M] = 1
@@ -74,8 +74,8 @@ def test_throughput_is_remembered_at_zero_replicas() -> None:
     backlog_world = BacklogWorld()
     backlog_world.backlog_s[N] = 10.0
     work = request_of(1000)
-    backlog_world.it.enter(M, work)
-    backlog_world.it.enter(N, work)
+    backlog_world.it.add(M, work)
+    backlog_world.it.add(N, work)
     assert backlog_world.it.weigh(M, 1.0) == 10.0
     backlog_world.paces.clear()
     assert backlog_world.it.weigh(M, 1.0) == 10.0

@@ -52,7 +52,7 @@ def test_withdrawn_announcement_is_in_the_next_report() -> None:
     for _ in range(2):
         meter.begin(0.0)
         meter.announce()
-    meter.withdraw()
+    meter.withdraw_announcement()
     assert meter.report(1.0) == ConcurrencyReport(1.0, 1)
 
 
@@ -70,13 +70,13 @@ def test_idle_meter_is_forgotten_after_one_report() -> None:
     """The meter is kept while a request runs, and in the second in which one ran."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
-    assert not meter.idle_since_report()
+    assert not meter.was_idle_since_report()
     meter.report(1.0)
-    assert not meter.idle_since_report()
+    assert not meter.was_idle_since_report()
     meter.end(1.5)
-    assert not meter.idle_since_report()
+    assert not meter.was_idle_since_report()
     meter.report(2.0)
-    assert meter.idle_since_report()
+    assert meter.was_idle_since_report()
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.9), st.floats(0.01, 0.9)), max_size=20))

@@ -39,8 +39,8 @@ class FallbackScalerWorld:
 
     def __post_init__(self) -> None:
         self.stand_in = FallbackScaler(
-            self.send_wake, self.directory, is_heard=lambda: self.is_heard, machine=lambda: self.machine,
-            publish_line=self.published.append, asked_us=lambda _: int((self.now_s - 3) * 1e6),
+            self.send_wake, self.directory, is_feed_connected=lambda: self.is_heard, machine=lambda: self.machine,
+            publish_line=self.published.append, wake_sent_us=lambda _: int((self.now_s - 3) * 1e6),
             page=open_without_traces("activator").page, clock=lambda: self.now_s,
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from activator.scale_link.fallback_scaler_policy import (
     Choice,
     NoStart,
     StartRuntime,
-    choose,
+    choose_runtime,
     holds_slot,
 )
 from kelvin.contracts.accounting.meter_format import Meter, Phase
@@ -62,7 +62,7 @@ def test_chooses_ready_then_sleeping_then_standby_runtime(
     reports: list[RuntimeReport], held: int, want: Choice
 ) -> None:
     """The machine has two device slots."""
-    assert choose(KEY, reports, held, 2) == want
+    assert choose_runtime(KEY, reports, held, 2) == want
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ async def test_pods_are_told_each_second() -> None:
 
     link, seen = RecordingDecider(), Revisions()
     reporter = PoolReporter(
-        link, link.send_revision_stats, RecordingDecider(), seen.of, lambda: seen.pools, lambda: None
+        link, link.send_revision_stats, RecordingDecider(), seen.find_revision, lambda: seen.pools, lambda: None
     )
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(1.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.upstream.http1_client import BUFFER, LARGE, Client
+from activator.upstream.http1_client import BUFFER_BYTES, LARGE_BODY_BYTES, Client
 from kelvin.ipc.connector import SocketConnector
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -43,10 +43,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, script: Script, keep_s: float = 30.0) -> AsyncIterator[tuple[Server, Client]]:
+async def serving(tmp_path: Path, script: Script, keep_alive_s: float = 30.0) -> AsyncIterator[tuple[Server, Client]]:
     """Start a server and a client, and close both at the end."""
     server, path = Server(script), str(tmp_path / "s.sock")
-    client = Client(SocketConnector(path), keep_s=keep_s)
+    client = Client(SocketConnector(path), keep_alive_s=keep_alive_s)
     listening = await asyncio.start_unix_server(server.serve, path)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -74,7 +74,7 @@ def script_of(*pieces: bytes, ends: bool = False) -> Script:
 
 async def ask(client: Client, body: bytes = b"{}") -> tuple[int, bytes]:
     """Send a request. Return its status and body."""
-    answer = await client.send("POST", "/v1/x", body, [("content-type", "application/json")])
+    answer = await client.request("POST", "/v1/x", body, [("content-type", "application/json")])
     try:
         return answer.status, await answer.read()
     finally:
@@ -133,32 +133,32 @@ async def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[by
         pytest.param(script_of(OK + b"content-length: 1\r\n\r\na"), 0.0, id="it was idle for too long"),
     ],
 )
-async def test_unusable_connection_is_not_reused(tmp_path: Path, script: Script, keep_s: float) -> None:
+async def test_unusable_connection_is_not_reused(tmp_path: Path, script: Script, keep_alive_s: float) -> None:
     """The next request uses another connection and gets the right answer."""
 
-    async with serving(tmp_path, script, keep_s) as (server, client):
+    async with serving(tmp_path, script, keep_alive_s) as (server, client):
         for _ in range(2):
             try:
                 assert (await ask(client))[1] == b"a"
             except OSError:
-                assert keep_s, "only unexpected bytes may cost an answer"
+                assert keep_alive_s, "only unexpected bytes may cost an answer"
         assert server.connections == 2
 
 
 async def test_a_reader_that_takes_nothing_holds_the_writer(tmp_path: Path) -> None:
     """Unread data stays at the replica, except for one buffer. All of it arrives once it is read."""
-    size, sent = 64 * BUFFER, 0
+    size, sent = 64 * BUFFER_BYTES, 0
 
     async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         writer.write(OK + b"content-length: %d\r\n\r\n" % size)
         while sent < size:
-            writer.write(b"x" * BUFFER)
+            writer.write(b"x" * BUFFER_BYTES)
             await writer.drain()
-            sent += BUFFER
+            sent += BUFFER_BYTES
 
     async with serving(tmp_path, script) as (_, client):
-        answer = await client.send("GET", "/v1/x")
+        answer = await client.request("GET", "/v1/x")
         before = -1
         while before != sent:
             before = sent
@@ -172,8 +172,8 @@ async def test_a_large_body_arrives(tmp_path: Path) -> None:
     """A large body is not copied behind its head."""
 
     async with serving(tmp_path, script_of(OK + b"content-length: 0\r\n\r\n")) as (server, client):
-        assert await ask(client, b"y" * (LARGE + 1)) == (200, b"")
-        assert server.requests[0].endswith(b"\r\n\r\n" + b"y" * (LARGE + 1))
+        assert await ask(client, b"y" * (LARGE_BODY_BYTES + 1)) == (200, b"")
+        assert server.requests[0].endswith(b"\r\n\r\n" + b"y" * (LARGE_BODY_BYTES + 1))
 
 
 async def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
         await server.left.wait()
         server.left.clear()
         server.script = script_of(CHUNKED + b"1\r\na\r\n")
-        answer = await client.send("GET", "/v1/x")
+        answer = await client.request("GET", "/v1/x")
         assert (await answer.read_part(), answer.at_end) == (b"a", False)
         answer.release()
         await server.left.wait()

@@ -39,7 +39,7 @@ class ProberWorld:
 
     def hear(self, line: Feed) -> None:
         """Handle a line of the feed."""
-        self.act(self.proving.take(line))
+        self.act(self.proving.filter_feed(line))
 
     def act(self, line: Feed) -> None:
         """Apply a line as ReplicaTracker does."""
@@ -210,7 +210,7 @@ async def test_line_without_pods_is_passed_on_unchanged(tmp_path: Path) -> None:
     """No copy is made and no task started."""
     async with placed(tmp_path) as (prober_world, _):
         line = feed_of(replica_row("a"), replica_row("b"), full=True)
-        assert prober_world.proving.take(line) is line
+        assert prober_world.proving.filter_feed(line) is line
 
 
 async def test_plain_pod_is_not_used_where_not_allowed(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_plain_pod_is_not_used_where_not_allowed(tmp_path: Path) -> None:
         pod.is_ready = True
         factory, use = ConnectorFactory(prober_world.directory), prober_world.used.setdefault
         strict = ReadinessProber(factory, use, MetricsPage("activator"))  # type: ignore[arg-type]
-        strict.take(feed_of(row_of(pod)))
+        strict.filter_feed(feed_of(row_of(pod)))
         await asyncio.sleep(0.05)
         assert not prober_world.used
         assert not pod.probes
@@ -229,7 +229,7 @@ async def test_plain_pod_is_not_used_where_not_allowed(tmp_path: Path) -> None:
 
 async def test_unexpected_error_ends_the_probing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod is probed again when the feed names it again, and used once it answers correctly."""
-    send, raised = Client.send, list[int]()
+    send, raised = Client.request, list[int]()
 
     async def garbled(
         client: Client, method: str, target: str, body: bytes = b"", fields: Fields = ()
@@ -239,7 +239,7 @@ async def test_unexpected_error_ends_the_probing(tmp_path: Path, monkeypatch: py
             raise ValueError("no such answer")
         return await send(client, method, target, body, fields)
 
-    monkeypatch.setattr(Client, "send", garbled)
+    monkeypatch.setattr(Client, "request", garbled)
 
     async with placed(tmp_path) as (prober_world, pod):
         pod.is_ready = True

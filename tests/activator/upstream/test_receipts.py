@@ -110,6 +110,6 @@ async def test_retired_session_closes_although_its_replica_is_deaf(
     session.receipt_sender.queue_receipt(_receipt("x", 1))
     await background_tasks.start(session.retire(), 0.05)
     with pytest.raises(ConnectionAbortedError):
-        await session.http.send("GET", "/")
+        await session.http.request("GET", "/")
     await background_tasks.close()
     await replica.stop()

@@ -104,14 +104,16 @@ def nobody_waits_for_what_is_deleted(world: "ActivatorWorld") -> None:
         if not door.feed.connected or door.table.revision != world.control.revision:
             continue
         for key in world.control.deleted:
-            assert not door.throttler.queued(key), f"{door.throttler.queued(key)} wait for a version that was deleted"
+            assert not door.throttler.queue_length(key), (
+                f"{door.throttler.queue_length(key)} wait for a version that was deleted"
+            )
 
 
 def versions_that_are_wanted_are_asked_for(world: "ActivatorWorld") -> None:
     """While callers wait for a start, the autoscaler is notified again and again."""
     for door in world.doors:
         for key, since_s in door.wanted_since_s.items():
-            if not door.throttler.slots.is_wanted(key):
+            if not door.throttler.slot_allocator.needs_wake(key):
                 continue
             silent_s = world.loop.time() - max(since_s, door.send_wake.poked_s.get(key, 0.0), world.disturbed_s)
             assert silent_s <= ASKED_AGAIN_S, f"a version is wanted, and nobody asked for it in {silent_s:.1f} s"

@@ -58,7 +58,7 @@ from activator.scale_link.backlogs import Backlogs
 from activator.scale_link.load_reporter import LoadReporter
 from activator.scale_link.report_sinks import ControlSink
 from activator.upstream.background_tasks import BackgroundTasks
-from activator.upstream.replica_requests import ReplicaSessions
+from activator.upstream.replica_sessions import ReplicaSessions
 from kelvin.contracts.serving.control_messages import Feed
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.spool import Shipper
@@ -149,13 +149,15 @@ class ActivatorProcess:
         self.replica_sessions = ReplicaSessions(self._near, self.background_tasks)  # type: ignore[arg-type]
         self.table, timelines, self.under_way = RoutingTable(), Timelines(), InFlightRequests()
         backlogs = Backlogs(
-            self.table.backlog_s, lambda key: self.throttler.queued(key), lambda key: self.throttler.throughput(key)
+            self.table.backlog_s,
+            lambda key: self.throttler.queue_length(key),
+            lambda key: self.throttler.throughput(key),
         )
         self.reporter = LoadReporter(ControlSink(client, self.name), backlogs, clock=clocks.monotonic)
         self.send_wake = _FaultyPoke(self.reporter)
         self.waker = Waker(self.send_wake.send_wake, clock=clocks.monotonic)
         self.throttler = Throttler(
-            settings.queue, self.waker, longest_rest_s=5.0, clock=clocks.monotonic,
+            settings.queue, self.waker, longest_open_s=5.0, clock=clocks.monotonic,
             draw=Random(random.random()).randrange,
         )  # fmt: skip
         metrics = RequestMetrics(page)
@@ -313,12 +315,12 @@ class ActivatorProcess:
 
     def _hear(self, line: Feed) -> None:
         self._apply(line)
-        self.last.record_heard_line(line)
+        self.last.record_received(line)
 
     async def _look(self) -> None:
         """Note since when versions are wanted."""
         while True:
             now_s = asyncio.get_running_loop().time()
-            wanted = {key for key in self._control.versions if self.throttler.slots.is_wanted(key)}
+            wanted = {key for key in self._control.versions if self.throttler.slot_allocator.needs_wake(key)}
             self.wanted_since_s = {key: self.wanted_since_s.get(key, now_s) for key in wanted}
             await asyncio.sleep(LOOK_S)

@@ -13,10 +13,10 @@ from activator.app.app import RECOVER_AGAIN_S, SPOOL_PREFIX, ship_leftovers
 from activator.queue.policy.wait_estimate import MIN_ANSWERS, Throughput
 from activator.queue.replica_tracker import ReplicaTracker
 from activator.request.attempts import Attempts
-from activator.routing.last_feed import LastFeed, _Kept
+from activator.routing.last_feed import LastFeed, _StoredFeed
 from activator.routing.policy.version_key import VersionKey
 from activator.upstream.http1_client import UpstreamResponse
-from activator.upstream.replica_requests import UpstreamLost, UpstreamRejected, UpstreamRequest
+from activator.upstream.upstream_request import UpstreamLost, UpstreamRejected, UpstreamRequest
 from kelvin.contracts.artifacts.manifest import Limits
 from kelvin.contracts.errors import Internal
 from kelvin.contracts.serving.control_messages import Feed, VersionRow
@@ -31,14 +31,14 @@ def foreign_answer_is_internal(undoing: Undoing) -> None:
     """A pod's runtime is gone and a proxy answers in HTML. The caller gets an internal error, though another replica is
     ready.
     """
-    repaired = UpstreamRequest._rejection
+    repaired = UpstreamRequest._read_rejection
 
     async def rejection(self: UpstreamRequest, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
         if answer.fields.get(b"content-type", b"").startswith(b"text/") and answer.status != 503:
             return UpstreamRejected(Internal())
         return await repaired(self, answer)
 
-    undoing.method(UpstreamRequest, "_rejection", rejection)
+    undoing.method(UpstreamRequest, "_read_rejection", rejection)
 
 
 @repair(r"^the_next_process_knows_the_table", seed=382_279_427_976)
@@ -47,7 +47,7 @@ def kept_feed_ages_with_the_wall_clock(undoing: Undoing) -> None:
     and the activator restarts: the next process knows no key and refuses every request.
     """
 
-    def age_on_disk_s(self: LastFeed, kept: _Kept) -> float:
+    def age_on_disk_s(self: LastFeed, kept: _StoredFeed) -> float:
         return self._wall_s() - kept.heard_at_s
 
     undoing.method(LastFeed, "_age_on_disk_s", age_on_disk_s)
@@ -88,7 +88,9 @@ def pace_without_slots(undoing: Undoing) -> None:
     """
 
     def tokens_per_s(self: Throughput, slots: int) -> float | None:
-        return self._tokens / self._held_s * slots if self._answers >= MIN_ANSWERS and self._held_s > 0 else None
+        return (
+            self._estimated_tokens / self._held_s * slots if self._answers >= MIN_ANSWERS and self._held_s > 0 else None
+        )
 
     undoing.method(Throughput, "tokens_per_s", tokens_per_s)
 

@@ -49,26 +49,26 @@ def test_breaker_opens_after_failures_in_a_row(
     """Failures happen at these times."""
     breaker = CircuitBreaker(LIMITS)
     for at_s in failures_s:
-        breaker.failed(at_s, at_once=at_once)
+        breaker.record_failure(at_s, at_once=at_once)
     assert breaker.state(now_s) is want
 
 
 def test_half_open_breaker_admits_one_trial() -> None:
     """A request that leaves late does not make room for a second trial."""
     breaker, first, second, third = CircuitBreaker(LIMITS), object(), object(), object()
-    breaker.failed(0.0, at_once=True)
-    assert not breaker.takes(0.5)
+    breaker.record_failure(0.0, at_once=True)
+    assert not breaker.allows_request(0.5)
     assert breaker.remaining_s(0.25) == 0.75
     breaker.enter(first, 1.0)
-    assert not breaker.takes(1.0)
+    assert not breaker.allows_request(1.0)
     breaker.leave(first)
     breaker.enter(second, 1.0)
     breaker.leave(first)
-    assert not breaker.takes(1.0), "the second one still tries"
-    breaker.failed(1.0)
+    assert not breaker.allows_request(1.0), "the second one still tries"
+    breaker.record_failure(1.0)
     breaker.enter(third, 3.0)
     breaker.leave(second)
-    assert not breaker.takes(3.0), "the third one still tries"
+    assert not breaker.allows_request(3.0), "the third one still tries"
     assert repr(breaker) == "<CircuitBreaker half_open failures=1 rest=2>"
 
 
@@ -88,7 +88,7 @@ def test_half_open_breaker_never_admits_two_trials(steps: list[tuple[str, int]])
     """This holds for any order of events. Every open period ends: then a trial is admitted."""
     breaker, now_s, inside, trying = CircuitBreaker(LIMITS), 0.0, list[object](), set[int]()
     for what, which in steps:
-        if what == "enter" and breaker.takes(now_s):
+        if what == "enter" and breaker.allows_request(now_s):
             request = object()
             if breaker.state(now_s) is BreakerState.HALF_OPEN:
                 assert not trying, "two try at a time"
@@ -101,16 +101,16 @@ def test_half_open_breaker_never_admits_two_trials(steps: list[tuple[str, int]])
             breaker.leave(request)
         elif what in ("fail", "enough"):
             was = breaker.state(now_s)
-            opened = breaker.failed(now_s, at_once=what == "enough")
+            opened = breaker.record_failure(now_s, at_once=what == "enough")
             assert opened or was is BreakerState.OPEN or (was is BreakerState.CLOSED and what == "fail")
             if opened:
                 trying.clear()
                 assert 0 < breaker.remaining_s(now_s) <= LIMITS.longest_s
         else:
             now_s += which
-        assert breaker.is_trying == bool(trying)
+        assert breaker.has_trial_request == bool(trying)
         if breaker.state(now_s) is BreakerState.OPEN:
-            assert not breaker.takes(now_s)
+            assert not breaker.allows_request(now_s)
             assert breaker.remaining_s(now_s) > 0
         elif not trying:
-            assert breaker.takes(now_s)
+            assert breaker.allows_request(now_s)

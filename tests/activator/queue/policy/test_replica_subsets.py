@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activator.queue.policy.replica_subsets import MIN_REPLICAS, preferred_replicas, sharers, uses_all
+from activator.queue.policy.replica_subsets import MIN_REPLICAS, activators_per_replica, preferred_replicas, uses_all
 
 
 def names(what: str, count: int) -> list[str]:
@@ -24,7 +24,7 @@ def preferences(doors: list[str], replicas: list[str], slots: int) -> dict[str, 
 )
 def test_sharers_follow_the_slots_of_a_replica(slots: int, want: int) -> None:
     """A quarter of the slots, at least one and at most four."""
-    assert sharers(slots) == want
+    assert activators_per_replica(slots) == want
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_activators_spread_evenly_over_replicas(doors: int, replicas: int, slots
 
 def preferences_by_index(doors: list[str], replicas: list[str], slots: int) -> dict[str, frozenset[str]]:
     """Control: assign consecutive replicas by index."""
-    number = max(MIN_REPLICAS, -(-len(replicas) * sharers(slots) // len(doors)))
+    number = max(MIN_REPLICAS, -(-len(replicas) * activators_per_replica(slots) // len(doors)))
     return {
         door: frozenset(replicas[(at * number + offset) % len(replicas)] for offset in range(number))
         for at, door in enumerate(doors)

@@ -34,7 +34,7 @@ class Queues:
 
     def __init__(self, limits: QueueLimits = LIMITS) -> None:
         self.limits = limits
-        self.shared_shed_order: ShedOrder[QueueEntry[int]] = ShedOrder(limits.in_all)
+        self.shared_shed_order: ShedOrder[QueueEntry[int]] = ShedOrder(limits.total)
         self.queues = [FairQueue[int](self.shared_shed_order, limits.per_version) for _ in range(2)]
         self.next = 0
 
@@ -52,9 +52,9 @@ class Queues:
         for queue in self.queues:
             queue.check_integrity()
             assert not queue.queue_usage.is_over(self.limits.per_version)
-        assert not self.shared_shed_order.loads.in_all.is_over(self.limits.in_all)
+        assert not self.shared_shed_order.usage_by_tenant.total.is_over(self.limits.total)
         for tenant in "tuv":
-            assert not self.shared_shed_order.loads.of(tenant).is_over(self.limits.per_tenant)
+            assert not self.shared_shed_order.usage_by_tenant.usage_of(tenant).is_over(self.limits.per_tenant)
 
 
 def ask(tenant: str = "t", priority_class: PriorityClass = F, *, tokens: int = 1) -> QueuedRequest:
@@ -204,7 +204,7 @@ def test_no_priority_class_starves_in_a_full_queue(pattern: list[tuple[int, int]
 
 def test_control_missing_reserve_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: batch starves in a queue full of interactive requests."""
-    monkeypatch.setattr(shed_order, "_kept", lambda tiers, bound: [])
+    monkeypatch.setattr(shed_order, "_protected_classes", lambda tiers, bound: [])
     assert _served([(5, 1)])[B] <= 2
 
 

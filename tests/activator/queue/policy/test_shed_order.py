@@ -141,10 +141,10 @@ def _scan_all(waiting: list[FakeQueueEntry], last: str, bound: QueueLimit) -> tu
     """Return the first request to shed by scanning all."""
     weights = {waiter.queued_request.tenant: waiter.queued_request.weight for waiter in waiting}
     loads = {tenant: QueueUsage() for tenant in weights}
-    in_all = QueueUsage()
+    total = QueueUsage()
     for waiter in waiting:
         loads[waiter.queued_request.tenant].add(waiter.queued_request)
-        in_all.add(waiter.queued_request)
+        total.add(waiter.queued_request)
 
     def filled(load: QueueUsage) -> float:
         return max(load.entries / bound.entries, load.nbytes / bound.nbytes, load.tokens / bound.tokens)
@@ -164,7 +164,7 @@ def _scan_all(waiting: list[FakeQueueEntry], last: str, bound: QueueLimit) -> tu
     def key(number: int) -> tuple[ShedClass, float, bool, str, ShedClass, int]:
         queued_request = waiting[number].queued_request
         shed_class = shed_class_of(queued_request)
-        over = share(queued_request.tenant) > GRACE * filled(in_all) / sum(weights.values())
+        over = share(queued_request.tenant) > GRACE * filled(total) / sum(weights.values())
         why = ShedClass.OVER if over and shed_class is not ShedClass.BATCH else shed_class
         return (
             why,

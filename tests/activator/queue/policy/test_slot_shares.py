@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.queue.policy.slot_shares import MANY, PAUSE_S, WINDOW_S, SlotShares
+from activator.queue.policy.slot_shares import MANY_SLOTS, PAUSE_S, WINDOW_S, SlotShares
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ def test_need_is_forgotten() -> None:
     made = SlotShares("o")
     made.refresh(1000.0, 0)
     made.record_request("o", 1, 3)
-    assert not made.may_take("g", 1, MANY, 4, MANY - 4)
+    assert not made.may_take("g", 1, MANY_SLOTS, 4, MANY_SLOTS - 4)
     made.refresh(1000.0 + WINDOW_S, 0)
-    assert not made.may_take("g", 1, MANY, 4, MANY - 4)
+    assert not made.may_take("g", 1, MANY_SLOTS, 4, MANY_SLOTS - 4)
     made.refresh(1000.0 + 2 * WINDOW_S, 0)
-    assert made.may_take("g", 1, MANY, 4, MANY - 4)
-    assert not made.may_take("g", 1, MANY, 1, MANY - 1)
-    assert made.may_take("g", 1, MANY - 1, 1, MANY - 1)
+    assert made.may_take("g", 1, MANY_SLOTS, 4, MANY_SLOTS - 4)
+    assert not made.may_take("g", 1, MANY_SLOTS, 1, MANY_SLOTS - 1)
+    assert made.may_take("g", 1, MANY_SLOTS - 1, 1, MANY_SLOTS - 1)
     made.refresh(999.0 + WINDOW_S + PAUSE_S, 0)
-    assert not made.may_take("g", 1, MANY, 1, MANY - 1)
+    assert not made.may_take("g", 1, MANY_SLOTS, 1, MANY_SLOTS - 1)
     made.refresh(1000.0 + 2 * WINDOW_S + PAUSE_S, 0)
-    assert made.may_take("g", 1, MANY, 1, MANY - 1)
+    assert made.may_take("g", 1, MANY_SLOTS, 1, MANY_SLOTS - 1)
     made.refresh(1000.0 + 3 * WINDOW_S + PAUSE_S, 1)
-    assert not made.may_take("g", 1, MANY, 1, MANY - 1)
+    assert not made.may_take("g", 1, MANY_SLOTS, 1, MANY_SLOTS - 1)
     made.check_integrity()
 
 
@@ -91,7 +91,7 @@ def test_need_is_forgotten_after_hours_without_a_request() -> None:
     made.refresh(1000.0, 0)
     made.record_request("o", 1, 3)
     made.refresh(9000.0, 0)
-    assert made.may_take("g", 1, MANY, 1, MANY - 1)
+    assert made.may_take("g", 1, MANY_SLOTS, 1, MANY_SLOTS - 1)
 
 
 def test_weight_of_the_owner_changes_shares() -> None:

@@ -96,9 +96,9 @@ class Machine(RuleBasedStateMachine):
             queue.check_integrity()
             assert len(queue) == len(held)
         asks = [queued_request for held in self.held for queued_request in held.values()]
-        assert self.shared_shed_order.loads.in_all == _sum(asks)
+        assert self.shared_shed_order.usage_by_tenant.total == _sum(asks)
         for tenant in "tu":
-            assert self.shared_shed_order.loads.of(tenant) == _sum(
+            assert self.shared_shed_order.usage_by_tenant.usage_of(tenant) == _sum(
                 [queued_request for queued_request in asks if queued_request.tenant == tenant]
             )
 
@@ -117,7 +117,7 @@ TestMachine.settings = settings(max_examples=25, stateful_step_count=30)
 
 def test_control_uncounted_tenant_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a queue that counts a request in the total but not for its tenant fails the check."""
-    monkeypatch.setattr(QueueUsageByTenant, "add", lambda loads, queued_request: loads.in_all.add(queued_request))
+    monkeypatch.setattr(QueueUsageByTenant, "add", lambda loads, queued_request: loads.total.add(queued_request))
     queue = FairQueue[int](ShedOrder(UNBOUNDED))
     queue.put(1, QueuedRequest("t", 1, 1), 0.0)
     with pytest.raises(AssertionError):
@@ -166,7 +166,7 @@ def test_returning_tenant_claims_no_past_share(monkeypatch: pytest.MonkeyPatch) 
     """
     before, both = [("t", LARGEST)] * 50, [("t", LARGEST), ("u", LARGEST)] * 20
     assert _unfairness(FairQueue(ShedOrder(UNBOUNDED)), before, both) <= 2 * LARGEST
-    monkeypatch.setattr(VirtualCounters, "join", lambda counters, key: counters._given.setdefault(key, 0.0))
+    monkeypatch.setattr(VirtualCounters, "join", lambda counters, key: counters._counters.setdefault(key, 0.0))
     assert _unfairness(FairQueue(ShedOrder(UNBOUNDED)), before, both) > 10 * LARGEST
 
 
@@ -188,7 +188,9 @@ def test_leaving_tenant_keeps_its_debt(monkeypatch: pytest.MonkeyPatch) -> None:
         return count
 
     assert 9 <= served() <= 11
-    monkeypatch.setattr(VirtualCounters, "join", lambda counters, key: counters._given.update({key: counters._floor}))
+    monkeypatch.setattr(
+        VirtualCounters, "join", lambda counters, key: counters._counters.update({key: counters._floor})
+    )
     assert served() > 40
 
 
@@ -209,11 +211,11 @@ def test_heavier_tenant_gets_proportionally_more(weight: int, monkeypatch: pytes
 
     want = weight / (weight + 1)
     assert abs(share() - want) < 0.01
-    monkeypatch.setattr(VirtualCounters, "give", lambda counters, key, amount: give(counters, key, 10.0))
+    monkeypatch.setattr(VirtualCounters, "charge", lambda counters, key, amount: give(counters, key, 10.0))
     assert abs(share() - 0.5) < 0.01
 
 
-give = VirtualCounters.give
+give = VirtualCounters.charge
 
 
 # Priority classes
@@ -233,7 +235,9 @@ def test_no_rank_starves(priority_class: PriorityClass, monkeypatch: pytest.Monk
 
     want = WEIGHTS[priority_class] / sum(WEIGHTS.values())
     assert abs(share() - want) < 0.01
-    monkeypatch.setattr(VirtualCounters, "of", lambda counters, key: -key if isinstance(key, PriorityClass) else 0.0)
+    monkeypatch.setattr(
+        VirtualCounters, "counter_of", lambda counters, key: -key if isinstance(key, PriorityClass) else 0.0
+    )
     assert share() == (priority_class is PriorityClass.INTERACTIVE)
 
 
@@ -270,8 +274,8 @@ def test_settled_tokens_replace_estimates(history: list[tuple[str, PriorityClass
     guessing, knowing = FairQueue[int](ShedOrder(UNBOUNDED)), FairQueue[int](ShedOrder(UNBOUNDED))
     for queue in (guessing, knowing):
         for priority_class in PriorityClass:
-            queue._given.join(priority_class)
-            queue._priority_lanes[priority_class] = _PriorityLane(given=VirtualCounters({"t": 0.0, "u": 0.0}))
+            queue._counters.join(priority_class)
+            queue._priority_lanes[priority_class] = _PriorityLane(counters=VirtualCounters({"t": 0.0, "u": 0.0}))
     for tenant, priority_class, guess, tokens in history:
         weight = {"t": 1, "u": 3}[tenant]
         queued_request = QueuedRequest(tenant, 0, guess, priority_class, weight=weight)
@@ -282,10 +286,12 @@ def test_settled_tokens_replace_estimates(history: list[tuple[str, PriorityClass
             queue._charge(each)
         guessing.settle(queued_request, tokens)
     for priority_class in PriorityClass:
-        assert guessing._given.of(priority_class) == pytest.approx(knowing._given.of(priority_class))
+        assert guessing._counters.counter_of(priority_class) == pytest.approx(
+            knowing._counters.counter_of(priority_class)
+        )
         for tenant in "tu":
-            assert guessing._priority_lanes[priority_class].given.of(tenant) == pytest.approx(
-                knowing._priority_lanes[priority_class].given.of(tenant)
+            assert guessing._priority_lanes[priority_class].counters.counter_of(tenant) == pytest.approx(
+                knowing._priority_lanes[priority_class].counters.counter_of(tenant)
             )
 
 
@@ -322,7 +328,7 @@ def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = FairQueue[int](ShedOrder(UNBOUNDED))
     for number in range(100):
         queue.put(number, QueuedRequest(f"t{number}", 0, 10), 0.0)
-        assert len(queue._priority_lanes[PriorityClass.INTERACTIVE].given._given) <= 10
+        assert len(queue._priority_lanes[PriorityClass.INTERACTIVE].counters._counters) <= 10
     assert sorted(taken(queue)[0] for _ in range(100)) == list(range(100))
     queue.check_integrity()
 

@@ -124,9 +124,9 @@ def test_forecasts_end_with_replica_failure_or_snapshot() -> None:
     starts = StartForecasts()
     starts.set_start_duration(KEY, START)
     starts.set_forecast(KEY, FORECAST, 0.0)
-    starts.failed("t", "w")
+    starts.clear_failed_start("t", "w")
     assert starts.wait_estimate(KEY, 0.0).remaining_s == 4.0
-    starts.failed("t", "v")
+    starts.clear_failed_start("t", "v")
     assert starts.wait_estimate(KEY, 0.0).remaining_s == 9.0
     starts.set_forecast(KEY, FORECAST, 0.0)
     starts.clear()
@@ -162,7 +162,7 @@ def test_wait_beyond_the_remaining_time_is_too_late(
     ],
 )
 def test_wait_estimate_is_formatted_for_heartbeats(wait_estimate: WaitEstimate, want: str) -> None:
-    assert wait_estimate.words() == want
+    assert wait_estimate.heartbeat_text() == want
 
 
 def test_start_problem_stands_until_it_is_solved() -> None:
@@ -172,7 +172,7 @@ def test_start_problem_stands_until_it_is_solved() -> None:
     starts.set_start_duration(KEY, START)
     starts.set_problem(KEY, problem)
     assert starts.wait_estimate(KEY, 0.0) == WaitEstimate(9.0, problem=problem)
-    assert starts.wait_estimate(KEY, 0.0).words() == " remaining_s=9.0 reason=no_room"
+    assert starts.wait_estimate(KEY, 0.0).heartbeat_text() == " remaining_s=9.0 reason=no_room"
     assert starts.wait_estimate(OTHER, 0.0).problem is None
     ends: list[Callable[[], None]] = [
         partial(starts.set_problem, KEY, None),

@@ -6,7 +6,15 @@ from collections import Counter
 
 import pytest
 
-from activator.routing.policy.affinity import SHARE, Affinity, HashRing, Occupancy, choose, less_loaded, read_affinity
+from activator.routing.policy.affinity import (
+    LOAD_BOUND,
+    Affinity,
+    HashRing,
+    Occupancy,
+    choose_replica,
+    is_second_less_loaded,
+    read_affinity,
+)
 from kelvin.contracts.errors import InvalidRequest, Refused
 
 NAMES = ("a", "b", "c", "d")
@@ -56,7 +64,7 @@ def _fill(is_session: bool, requests: int, keys: int) -> Counter[str]:
     of = ring()
     for number in range(requests):
         one = Affinity(KEYS[number % keys], is_session)
-        name = choose(one, of, {name: Occupancy(taken[name], 100) for name in NAMES})
+        name = choose_replica(one, of, {name: Occupancy(taken[name], 100) for name in NAMES})
         assert name is not None
         taken[name] += 1
     return taken
@@ -66,7 +74,7 @@ def _fill(is_session: bool, requests: int, keys: int) -> Counter[str]:
 def test_no_replica_has_more_than_its_share(keys: int) -> None:
     """The bound is a quarter over the mean, rounded up, even if all requests have one prefix."""
     taken = _fill(False, 200, keys)
-    assert max(taken.values()) <= SHARE * 200 / len(NAMES) + 1
+    assert max(taken.values()) <= LOAD_BOUND * 200 / len(NAMES) + 1
 
 
 def test_a_session_stays_while_there_is_a_slot() -> None:
@@ -93,7 +101,7 @@ def test_key_chooses_first_replica_within_its_load_bound(taken: dict[str | int, 
     of = ring()
     order = list(of.from_key(KEYS[0]))
     named = {name if isinstance(name, str) else order[name]: one for name, one in taken.items()}
-    assert choose(Affinity(KEYS[0], False), of, named) == (None if want is None else order[want])
+    assert choose_replica(Affinity(KEYS[0], False), of, named) == (None if want is None else order[want])
 
 
 @pytest.mark.parametrize(
@@ -131,4 +139,4 @@ def test_a_session_s_name_is_short_and_plain(session: bytes) -> None:
 )
 def test_replica_with_smaller_occupancy_is_less_loaded(first: Occupancy, second: Occupancy, want: bool) -> None:
     """True: the second replica is less loaded."""
-    assert less_loaded(first, second) is want
+    assert is_second_less_loaded(first, second) is want

@@ -2,7 +2,7 @@
 
 import pytest
 
-from activator.routing.policy.knative_headers import answer_to_probe, parse_revision
+from activator.routing.policy.knative_headers import parse_revision, respond_to_probe
 
 NAMED = {b"knative-serving-namespace": b"ns", b"knative-serving-revision": b"m-1"}
 
@@ -47,7 +47,7 @@ def test_probes_are_answered_with_their_body(
     headers: dict[bytes, bytes], is_ready: bool, want: tuple[int, bytes | None] | None
 ) -> None:
     """The answer has a status and a body, and returns the probe's hash."""
-    answer = answer_to_probe(headers, is_ready=is_ready)
+    answer = respond_to_probe(headers, is_ready=is_ready)
     if want is None:
         assert answer is None
         return

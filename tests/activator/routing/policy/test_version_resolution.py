@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.routing.policy.traffic_split import (
+from activator.routing.policy.version_resolution import (
     Availability,
     ModelEntry,
     assign_version,
     choose_version,
     find_version,
     merge_references,
-    resolve,
+    resolve_version,
 )
 from kelvin.contracts.errors import InvalidRequest, ModelNotFound, Refused
 from kelvin.contracts.names import parse_reference
@@ -44,10 +44,10 @@ ENTRY = ModelEntry(
 )
 def test_reference_resolves_to_a_version(name: str, want: str | type) -> None:
     if isinstance(want, str):
-        assert resolve(parse_reference(name), ENTRY).version == want
+        assert resolve_version(parse_reference(name), ENTRY).version == want
         return
     with pytest.raises(Refused) as refused:
-        resolve(parse_reference(name), ENTRY)
+        resolve_version(parse_reference(name), ENTRY)
     assert isinstance(refused.value.failure, want)
 
 
@@ -69,9 +69,9 @@ def test_split_reference_resolves_by_split_key(
     """None: the split decides, and over many keys both versions are chosen."""
     entry = replace(ENTRY, split=split)
     if want is not None:
-        assert resolve(parse_reference(name), entry, split_key).version == want
+        assert resolve_version(parse_reference(name), entry, split_key).version == want
         return
-    assert {resolve(parse_reference(name), entry, f"key {n}").version for n in range(40)} == set(split)
+    assert {resolve_version(parse_reference(name), entry, f"key {n}").version for n in range(40)} == set(split)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_a_prefix_means_the_only_version_that_has_it(versions: set[str], length:
     fitting = [v for v in versions if v.startswith(prefix)]
     reference = parse_reference(f"m@{prefix}")
     if len(fitting) == 1:
-        assert [resolve(reference, entry).version] == fitting
+        assert [resolve_version(reference, entry).version] == fitting
     else:
         with pytest.raises(Refused) as refused:
-            resolve(reference, entry)
+            resolve_version(reference, entry)
         assert isinstance(refused.value.failure, InvalidRequest if fitting else ModelNotFound)
     for version in versions:
         assert find_version(entry, version) is not None

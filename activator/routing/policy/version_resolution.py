@@ -67,7 +67,7 @@ def merge_references(in_url: str | None, in_body: str | None) -> ModelReference:
     raise Refused(InvalidRequest("model", repr(in_body[:80]), f"the URL names '{in_url}'"))
 
 
-def resolve(reference: ModelReference, entry: ModelEntry, split_key: str | None = None) -> VersionRow:
+def resolve_version(reference: ModelReference, entry: ModelEntry, split_key: str | None = None) -> VersionRow:
     """Return the version that the reference means for `split_key`. Raises Refused(ModelNotFound), or
     Refused(InvalidRequest) for a prefix that fits several versions.
     """

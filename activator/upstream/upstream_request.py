@@ -12,15 +12,12 @@ from typing import Final
 import msgspec
 
 from activator import dependencies
-from activator.queue.version_queue import Replica
-from activator.upstream.background_tasks import BackgroundTasks
 from activator.upstream.http1_client import UpstreamResponse
 from activator.upstream.replica_sessions import ReplicaSession
 from kelvin.contracts.accounting.usage import Receipt
 from kelvin.contracts.errors import Failure, RemoteFailure, Unavailable
 from kelvin.contracts.numbers import parse_whole_number
 from kelvin.contracts.problem import SHOULD_RETRY
-from kelvin.contracts.roles import Role
 from kelvin.contracts.serving.degradation_steps import RECORDED_STEP_HEADER
 from kelvin.contracts.serving.stream_frames import (
     CONTENT_TYPE,
@@ -36,7 +33,6 @@ from kelvin.contracts.serving.stream_frames import (
 from kelvin.contracts.serving.token_limits import NO_TOKEN_LIMITS, TokenLimits
 from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.contracts.wire import BadJson, decoder
-from kelvin.ipc.connector import ConnectorFactory
 from kelvin.process.request_context import TRACEPARENT, current_request
 
 log = logging.getLogger(__name__)
@@ -97,52 +93,17 @@ class UpstreamHeaders(msgspec.Struct, frozen=True, gc=False):
     degraded: str | None = None  # for an orphan's record
 
 
-class ReplicaSessions:
-    """Kept connections to all replicas. `retain` drops those of removed replicas."""
-
-    def __init__(self, connector_factory: ConnectorFactory, background_tasks: BackgroundTasks) -> None:
-        self._connector_factory = connector_factory
-        self._background_tasks = background_tasks
-        self._sessions: dict[str, ReplicaSession] = {}
-
-    def __repr__(self) -> str:
-        return f"<ReplicaSessions replicas={len(self._sessions)}>"
-
-    def send(self, replica: Replica, path: str, body: bytes, upstream_headers: "UpstreamHeaders") -> "UpstreamRequest":
-        """Return the request, an async context manager. Entering raises UpstreamRejected, UpstreamLost."""
-        address = replica.row.address
-        session = self._sessions.get(address)
-        if session is None:
-            session = self._sessions[address] = ReplicaSession(
-                self._connector_factory.connector_to(address, Role.RUNTIME), self._background_tasks
-            )
-        return UpstreamRequest(session, self._background_tasks, path, body, upstream_headers)
-
-    def retain(self, addresses: set[str]) -> None:
-        """Close the sessions of all other addresses; a busy session closes after its last request."""
-        for address in self._sessions.keys() - addresses:
-            self._background_tasks.start(self._sessions.pop(address).retire(), TASK_TIMEOUT_S)
-
-    async def close(self) -> None:
-        """Close the connections to all replicas: idle ones now, busy ones when their response is released."""
-        for session in self._sessions.values():
-            session.http.close()
-        self._sessions.clear()
-
-
 class UpstreamRequest:
     """One request to a replica. Returns whole frames, and reads no faster than its caller does."""
 
     def __init__(
         self,
         session: ReplicaSession,
-        background_tasks: BackgroundTasks,
         path: str,
         body: bytes,
-        upstream_headers: "UpstreamHeaders",
+        upstream_headers: UpstreamHeaders,
     ) -> None:
         self._session = session
-        self._background_tasks = background_tasks
         self._path = path
         self._body = body
         self._request_id = upstream_headers.request_id
@@ -166,7 +127,7 @@ class UpstreamRequest:
             self._headers[TRACEPARENT] = str(request_cause.trace)
         self._answer: UpstreamResponse | None = None
         self._decoder = FrameDecoder()
-        self._over = False  # there is nothing left to cancel
+        self._has_ended = False  # there is nothing left to cancel
         self._is_abandoned = False
         self._delivered = 0
         self.cost: Counts | None = None  # cost of a cancelled response, as the replica reported it
@@ -178,34 +139,34 @@ class UpstreamRequest:
     async def __aenter__(self) -> "UpstreamRequest":
         self._session.active_requests += 1
         try:
-            self._answer = await self._session.http.ask("POST", self._path, self._body, self._headers.items())
-            await self._answer.head()
+            self._answer = await self._session.http.start_request("POST", self._path, self._body, self._headers.items())
+            await self._answer.wait_head()
             if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
-                self._over = True
-                raise await self._rejection(self._answer)
+                self._has_ended = True
+                raise await self._read_rejection(self._answer)
             self.credit = _credit(self._answer)
             if RUNTIME in self._answer.fields:
                 self._name_runtime(self._answer)
         except OSError as error:
-            self._over = True
+            self._has_ended = True
             # A pod may listen at its address again. A runtime on this host never does.
             has_ended = self._answer is None and self._session.is_on_this_host and error.errno in _NOBODY_LISTENS
             if self._answer is not None:
                 self._answer.close()
                 self._answer = None
-            await self._leave()
+            await self._close()
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise UpstreamRejected(_out_of_descriptors()) from error
             raise UpstreamLost(before_response=True, has_ended=has_ended) from error
         except BaseException:
-            await self._leave()
+            await self._close()
             raise
         return self
 
     async def read_frames(self) -> list[Frame]:
         """Return the next frames when some arrive; [] after END or FAILED. Raises UpstreamLost if neither arrives."""
         assert self._answer is not None
-        while not self._over:
+        while not self._has_ended:
             try:
                 data = await self._answer.read_part()
                 frames = self._decoder.feed(data) if data else None
@@ -215,13 +176,13 @@ class UpstreamRequest:
                         "the response has invalid frames", extra={"request_id": self._request_id, "error": str(error)}
                     )
                 else:
-                    self._over = True  # the connection is lost, so there is nothing to cancel
+                    self._has_ended = True  # the connection is lost, so there is nothing to cancel
                 raise UpstreamLost(before_response=False) from error
             if frames is None:  # a clean close without END is a loss
-                self._over = True
+                self._has_ended = True
                 raise UpstreamLost(before_response=False)
             if frames:
-                self._over = frames[-1].kind in (FrameKind.END, FrameKind.FAILED)
+                self._has_ended = frames[-1].kind in (FrameKind.END, FrameKind.FAILED)
                 return frames
         return []
 
@@ -232,7 +193,7 @@ class UpstreamRequest:
             Receipt(request_id=self._request_id, completion_tokens=completion_tokens)
         )
 
-    def recorded(self) -> None:
+    def report_recorded(self) -> None:
         """Tell the replica that the record is durable, so that it may drop the request. Does not wait."""
         receipt = Receipt(request_id=self._request_id, completion_tokens=self._delivered, recorded=True)
         self._session.receipt_sender.queue_receipt(receipt)
@@ -243,24 +204,24 @@ class UpstreamRequest:
         """
         self._is_abandoned = True
 
-    async def _leave(self, *_: object) -> None:
+    async def _close(self, *_: object) -> None:
         """Keep the connection if the response is complete; otherwise cancel the request, then close."""
         self.is_closed = True
         answer = self._answer
-        if self._is_abandoned and (not self._over or (answer is not None and answer.status == 200)):
-            self.cancel_task = self._background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
-        elif self._over and (answer is None or answer.at_end):
+        if self._is_abandoned and (not self._has_ended or (answer is not None and answer.status == 200)):
+            self.cancel_task = self._session.background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
+        elif self._has_ended and (answer is None or answer.at_end):
             if answer is not None:
                 answer.release()
             await self._leave_session()
-        elif self._over:
-            self._background_tasks.start(self._read_end(answer), TASK_TIMEOUT_S)
+        elif self._has_ended:
+            self._session.background_tasks.start(self._read_end(answer), TASK_TIMEOUT_S)
         else:
             # In its own task, so that cancelling this request, once or twice, does not interrupt it.
-            task = self._background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
+            task = self._session.background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
             await asyncio.shield(task)
 
-    __aexit__ = _leave
+    __aexit__ = _close
 
     async def _read_end(self, answer: UpstreamResponse | None) -> None:
         """Read one more part, usually the end of the body. Otherwise the connection is not kept."""
@@ -278,7 +239,7 @@ class UpstreamRequest:
     async def _cancel(self, answer: UpstreamResponse | None) -> None:
         try:
             fields = (("x-kelvin-elsewhere", "1"),) if self._is_abandoned else ()
-            deleted = await self._session.http.send("DELETE", f"/v1/requests/{self._request_id}", fields=fields)
+            deleted = await self._session.http.request("DELETE", f"/v1/requests/{self._request_id}", fields=fields)
             try:
                 await deleted.read()
             finally:
@@ -298,7 +259,7 @@ class UpstreamRequest:
 
     async def _read_cost(self, answer: UpstreamResponse) -> None:
         """Read a cancelled response up to its last frame, which has its cost. Without frames it cost nothing."""
-        await answer.head()
+        await answer.wait_head()
         if answer.status != 200 or answer.fields.get(b"content-type") != _FRAMES:
             return
         self._name_runtime(answer)
@@ -314,7 +275,7 @@ class UpstreamRequest:
         if self._session.is_over:
             await self._session.close()
 
-    async def _rejection(self, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
+    async def _read_rejection(self, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
         """Return what a response without frames means. A runtime's refusal names this request. Anything else comes from
         a sidecar or proxy, so no runtime took the request.
         """
