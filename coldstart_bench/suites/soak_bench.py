@@ -182,7 +182,7 @@ def table(figures: SoakFigures) -> str:
     lines = [
         f"{figures.sent} requests in {figures.seconds:g} s: {figures.answered} answered "
         f"({p50} at the median, {p99} p99); "
-        f"ended otherwise: {codes}",
+        f"ended otherwise: {codes}"
     ]
     for event in figures.events:
         after = cell(event.whole_after_s, "ready again after {:.2f} s", none="NOT READY AGAIN")

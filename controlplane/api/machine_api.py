@@ -80,13 +80,7 @@ async def machine_status(services: MachineServices, models: tuple[ModelStatus, .
     # The wait is unknown: it ends when another version frees a slot.
     row = PendingReplicas(device=pool.state().device, zone=ANY_ZONE, spot="no", replicas=services.autoscaler.pending)
     return Status(
-        processes=processes,
-        cache=cache,
-        device=device,
-        models=models,
-        pending=(row,),
-        replica_exits=exits,
-        disk=disk,
+        processes=processes, cache=cache, device=device, models=models, pending=(row,), replica_exits=exits, disk=disk
     )
 
 

@@ -12,13 +12,7 @@ from typing import Any, Final
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-)
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError, ProfileNotFound
 from botocore.parsers import ResponseParserError
 
 from kelvin.blobstore.blob_store import BlobNotFound, BlobUnavailable, StoreFull

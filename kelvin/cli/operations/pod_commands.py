@@ -159,9 +159,7 @@ def cache_command(tenant: str, store: str | None, data: Path) -> None:
 
 @click.command("engine")
 @click.option(
-    "--store",
-    metavar="URL",
-    help="Snapshotter's store: s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]",
+    "--store", metavar="URL", help="Snapshotter's store: s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]"
 )
 @click.option(
     "--data",
