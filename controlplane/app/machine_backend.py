@@ -30,13 +30,8 @@ from kelvin.ipc.zygote_client import ZygoteClient
 
 async def build_machine_backend(stack: AsyncExitStack, services: ControlPlaneServices) -> ReplicaBackend:
     """Build the backend of one machine. On return live replicas are adopted and in the feed."""
-    settings, clock, registry, feed, tasks = (
-        services.settings,
-        services.clock,
-        services.registry,
-        services.feed,
-        services.tasks,
-    )
+    settings, clock, tasks = services.settings, services.clock, services.tasks
+    registry, feed = services.registry, services.feed
     directory, telemetry = services.directory, services.telemetry
     zygote = ZygoteClient(directory)
     peers = SiblingProcesses(directory, zygote, filters=settings.filters)

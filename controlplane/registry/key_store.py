@@ -121,9 +121,7 @@ class KeyStore:
             find_tenant(connection, tenant)
             insert_key(connection, key)
             _check_count(connection, tenant, now_s)
-            audit_rows.record(
-                connection, actor, now_s, tenant, AuditAction.KEY_CREATED, key_id, _detail(key), _created_fields(key)
-            )
+            _record_created(connection, actor, key, now_s)
 
         async with self._write_lock:
             await self._database.write(write)
@@ -159,9 +157,7 @@ class KeyStore:
                 "expires_at_s": (old.expires_at_s, expires_at_s),
             }
             audit_rows.record(connection, actor, now_s, tenant, AuditAction.KEY_ROTATED, key_id, detail, changed)
-            audit_rows.record(
-                connection, actor, now_s, tenant, AuditAction.KEY_CREATED, new_id, _detail(new), _created_fields(new)
-            )
+            _record_created(connection, actor, new, now_s)
             return new, find_key(connection, tenant, key_id)
 
         async with self._write_lock:
@@ -245,9 +241,11 @@ def _detail(key: Key) -> str:
     return f"'{key.name}', scopes {' '.join(key.scopes)}{models}"
 
 
-def _created_fields(key: Key) -> Changed:
+def _record_created(connection: Connection, actor: Actor, key: Key, now_s: int) -> None:
     scopes = tuple(map(str, key.scopes))
-    return created_fields(name=key.name, scopes=scopes, models=key.models, expires_at_s=key.expires_at_s)
+    changed = created_fields(name=key.name, scopes=scopes, models=key.models, expires_at_s=key.expires_at_s)
+    action = AuditAction.KEY_CREATED
+    audit_rows.record(connection, actor, now_s, key.tenant, action, key.key_id, _detail(key), changed)
 
 
 def _insert_bootstrap(connection: Connection, keys: list[Key], now_s: int) -> None:
@@ -256,14 +254,4 @@ def _insert_bootstrap(connection: Connection, keys: list[Key], now_s: int) -> No
         insert_tenant(connection, audit_rows.INSTALLATION_ACTOR, DEFAULT_TENANT, now_s)
     for key in keys:
         insert_key(connection, key)
-        detail, changed = _detail(key), _created_fields(key)
-        audit_rows.record(
-            connection,
-            audit_rows.INSTALLATION_ACTOR,
-            now_s,
-            key.tenant,
-            AuditAction.KEY_CREATED,
-            key.key_id,
-            detail,
-            changed,
-        )
+        _record_created(connection, audit_rows.INSTALLATION_ACTOR, key, now_s)

@@ -119,19 +119,10 @@ def record_stopped(connection: Connection, actor: Actor, model: Model, now_s: in
 
 def record_published(connection: Connection, registration: VersionRegistration, now_s: int) -> None:
     """Record for the audit that the version can be served from now on."""
-    actor = Actor(
-        key_id=registration.pushed_by, tenant=registration.tenant if registration.pushed_by else "", scopes=()
-    )
-    changed = created_fields(version=registration.version)
-    audit_rows.record(
-        connection,
-        actor,
-        now_s,
-        registration.tenant,
-        AuditAction.VERSION_PUBLISHED,
-        registration.model,
-        changed=changed,
-    )
+    tenant, changed = registration.tenant, created_fields(version=registration.version)
+    actor = Actor(key_id=registration.pushed_by, tenant=tenant if registration.pushed_by else "", scopes=())
+    action = AuditAction.VERSION_PUBLISHED
+    audit_rows.record(connection, actor, now_s, tenant, action, registration.model, changed=changed)
 
 
 def record_deleted(connection: Connection, actor: Actor, key: VersionKey, now_s: int) -> None:
