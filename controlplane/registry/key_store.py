@@ -236,16 +236,11 @@ def _check_count(connection: Connection, tenant: str, now_s: int) -> None:
         raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good, MAX_KEYS))
 
 
-def _detail(key: Key) -> str:
-    models = f", models {' '.join(key.models)}" if key.models else ""
-    return f"'{key.name}', scopes {' '.join(key.scopes)}{models}"
-
-
 def _record_created(connection: Connection, actor: Actor, key: Key, now_s: int) -> None:
-    scopes = tuple(map(str, key.scopes))
+    models = f", models {' '.join(key.models)}" if key.models else ""
+    detail, scopes = f"'{key.name}', scopes {' '.join(key.scopes)}{models}", tuple(map(str, key.scopes))
     changed = created_fields(name=key.name, scopes=scopes, models=key.models, expires_at_s=key.expires_at_s)
-    action = AuditAction.KEY_CREATED
-    audit_rows.record(connection, actor, now_s, key.tenant, action, key.key_id, _detail(key), changed)
+    audit_rows.record(connection, actor, now_s, key.tenant, AuditAction.KEY_CREATED, key.key_id, detail, changed)
 
 
 def _insert_bootstrap(connection: Connection, keys: list[Key], now_s: int) -> None:

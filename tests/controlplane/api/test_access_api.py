@@ -167,24 +167,19 @@ async def test_a_tenant_that_is_deleted_with_all_it_has(data: Path) -> None:
 
 async def test_a_key_is_shown_once_and_kept_as_a_digest(data: Path) -> None:
     """The answer may not be cached. Lists, the audit and the database hold no secret; activators get its digest."""
-
-    async def main() -> str:
-        async with opened(data) as door, feed(door) as reader:
-            await reader.line()
-            url, body = "http://control/admin/v1/keys", json.dumps({"name": "ci", "scopes": ["push", "billing:read"]})
-            async with door.session.post(url, data=body, headers=OPERATOR) as answer:
-                made = await answer.json()
-                assert answer.headers["cache-control"] == "no-store"
-            secret: str = made["secret"]
-            (row,) = (await reader.line()).keys
-            assert row.secret_sha256 == hashlib.sha256(secret.encode()).hexdigest()
-            assert row.scopes == ("push", "billing:read")
-            listed = await ask(door, OPERATOR, "GET", "/keys")
-            assert {key["name"] for key in listed["keys"]} == {"admin", "default", "ci"}
-            assert secret not in json.dumps([listed, await ask(door, OPERATOR, "GET", "/audit")])
-            return secret
-
-    secret = await main()
+    async with opened(data) as door, feed(door) as reader:
+        await reader.line()
+        url, body = "http://control/admin/v1/keys", json.dumps({"name": "ci", "scopes": ["push", "billing:read"]})
+        async with door.session.post(url, data=body, headers=OPERATOR) as answer:
+            made = await answer.json()
+            assert answer.headers["cache-control"] == "no-store"
+        secret: str = made["secret"]
+        (row,) = (await reader.line()).keys
+        assert row.secret_sha256 == hashlib.sha256(secret.encode()).hexdigest()
+        assert row.scopes == ("push", "billing:read")
+        listed = await ask(door, OPERATOR, "GET", "/keys")
+        assert {key["name"] for key in listed["keys"]} == {"admin", "default", "ci"}
+        assert secret not in json.dumps([listed, await ask(door, OPERATOR, "GET", "/audit")])
     assert secret.encode() not in b"".join(path.read_bytes() for path in data.glob("kelvin.db*"))
 
 

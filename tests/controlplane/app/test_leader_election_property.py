@@ -19,7 +19,7 @@ STEP = st.tuples(
 def test_at_most_one_leader_and_finally_one(steps: list[tuple[str, str, float]]) -> None:
     """This holds for any order of faults. The clocks of the three candidates differ."""
 
-    async def scenario() -> None:
+    async def play() -> None:
         async with open_candidates() as it:
             for step, name, seconds in steps:
                 line = it.lines[name]
@@ -45,4 +45,4 @@ def test_at_most_one_leader_and_finally_one(steps: list[tuple[str, str, float]])
             await it.advance(40)
             assert len(it.working) == 1
 
-    asyncio.run(scenario())
+    asyncio.run(play())

@@ -201,16 +201,12 @@ async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
 
 async def test_feed_has_models_and_versions(tmp_path: Path) -> None:
     """After a restart, the snapshot has each model with its aliases, and each version."""
-
-    async def main() -> Feed:
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="b"), NOW_S)
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed):
-            return feed.snapshot()
-
-    snapshot = await main()
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S)
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed):
+        snapshot = feed.snapshot()
     assert [(row.model, row.aliases) for row in snapshot.models] == [("m", {"prod": digest("a")})]
     assert {row.version for row in snapshot.versions} == {digest("a"), digest("b")}
 

@@ -126,7 +126,7 @@ def test_reading(lengths: list[int], gaps: list[int], order: object, gap_bytes: 
     order.shuffle(spans)  # type: ignore[attr-defined]
     want = b"".join(body[offset : offset + length] + bytes(-length % PAGE_BYTES) for offset, length in spans)
 
-    async def scenario() -> bytes:
+    async def read_counted() -> bytes:
         store = Counting()
         await store.put_if_absent("t/packs/p", body)
         found = await read_chunk(store, "t/packs/p", ChunkLocation("p", tuple(spans)))
@@ -136,7 +136,7 @@ def test_reading(lengths: list[int], gaps: list[int], order: object, gap_bytes: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_locations, "GAP_BYTES", gap_bytes)
         patch.setattr(chunk_locations, "RUN_BYTES", run_bytes)
-        assert asyncio.run(scenario()) == want
+        assert asyncio.run(read_counted()) == want
 
 
 async def test_neighbours_are_one_read() -> None:

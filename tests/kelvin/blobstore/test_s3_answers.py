@@ -44,35 +44,35 @@ class Endpoint:
         """Do nothing: no connection is open."""
 
 
-def ask(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
-    async def main() -> Any:
+def call_store(endpoint: Endpoint, call: str, *arguments: Any) -> Any:
+    async def call_and_close() -> Any:
         store = S3Store(PLACE, endpoint, retry=Retry(RetryBudget(attempts=1)))
         try:
             return await getattr(store, call)("t/a", *arguments)
         finally:
             await store.close()
 
-    return asyncio.run(main())
+    return asyncio.run(call_and_close())
 
 
 def test_deleting_a_missing_key_succeeds() -> None:
     """Deleting a missing key succeeds. Amazon replies 204, other endpoints 404."""
-    ask(Endpoint(0, refused("NoSuchKey", 404)), "delete")
+    call_store(Endpoint(0, refused("NoSuchKey", 404)), "delete")
     with pytest.raises(BlobUnavailable):
-        ask(Endpoint(0, refused("SlowDown", 503)), "delete")
+        call_store(Endpoint(0, refused("SlowDown", 503)), "delete")
 
 
 def test_an_object_with_bytes_is_never_read_as_empty() -> None:
     """A 416 response is read as an empty rest only if the object's size confirms it."""
     nothing_begins = refused("InvalidRange", 416)
-    assert ask(Endpoint(0, nothing_begins), "read") == b""
-    assert ask(Endpoint(7, nothing_begins), "read", 7) == b""
+    assert call_store(Endpoint(0, nothing_begins), "read") == b""
+    assert call_store(Endpoint(7, nothing_begins), "read", 7) == b""
     with pytest.raises(BlobShort):
-        ask(Endpoint(7, nothing_begins), "read", 8)
+        call_store(Endpoint(7, nothing_begins), "read", 8)
     with pytest.raises(BlobUnavailable, match="object store"):
-        ask(Endpoint(7, nothing_begins), "read")
+        call_store(Endpoint(7, nothing_begins), "read")
     with pytest.raises(BlobUnavailable, match="object store"):
-        ask(Endpoint(7, nothing_begins), "read", 3)
+        call_store(Endpoint(7, nothing_begins), "read", 3)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_full_store_raises_store_full(code: str, status: int) -> None:
     """A full store raises `StoreFull`, not `BlobUnavailable`, so it isn't retried."""
     endpoint = Endpoint(0, refused(code, status))
     with pytest.raises(StoreFull) as full:
-        ask(endpoint, "put_if_absent", b"x")
+        call_store(endpoint, "put_if_absent", b"x")
     assert full.value.failure == CapacityExceeded("bytes in the object store", 1, 0)
 
 

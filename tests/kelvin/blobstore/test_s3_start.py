@@ -4,7 +4,6 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -21,11 +20,11 @@ from tests.kelvin.blobstore.suite import keys_of
 def start(url: str, *, writes: bool = True) -> None:
     """Open and close a checked store, as a process does."""
 
-    async def scenario() -> None:
+    async def open_and_close() -> None:
         async with open_checked_store(url, writes=writes):
             pass
 
-    asyncio.run(scenario())
+    asyncio.run(open_and_close())
 
 
 def _overwriting(exchange: Exchange) -> None:
@@ -99,24 +98,13 @@ def test_probe_object_is_not_listed(world: World) -> None:
     assert asyncio.run(keys()) == []
 
 
-def test_a_writer_clears_leftovers(world: World) -> None:
+async def test_a_writer_clears_leftovers(world: World) -> None:
     """A writer's start aborts old uploads in the background. A reader's start keeps them."""
     world.begin_upload("t/a")
-
-    async def scenario(*, writes: bool) -> AsyncIterator[None]:
-        async with open_checked_store(world.url(), writes=writes):
-            yield
-
-    async def reader() -> None:
-        async for _ in scenario(writes=False):
-            assert world.uploads() == ["p/t/a"]
-
-    async def writer() -> None:
-        async for _ in scenario(writes=True):
-            await asyncio.to_thread(wait, lambda: world.uploads() == [], "no upload is left")
-
-    asyncio.run(reader())
-    asyncio.run(writer())
+    async with open_checked_store(world.url(), writes=False):
+        assert world.uploads() == ["p/t/a"]
+    async with open_checked_store(world.url(), writes=True):
+        await asyncio.to_thread(wait, lambda: world.uploads() == [], "no upload is left")
 
 
 async def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: pytest.LogCaptureFixture) -> None:
