@@ -18,7 +18,12 @@ from kelvin.contracts.wire import encode
 from tests.cluster.kube_api.api_server import ApiServer
 from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.control_plane_server import ControlPlaneClient, FeedReader, connect_client, program
+from tests.controlplane.control_plane_server import (
+    ControlPlaneClient,
+    FeedReader,
+    connect_client,
+    control_plane_process,
+)
 from tests.eventually import eventually
 
 SERVING: Final = "serving.knative.dev/v1"
@@ -129,7 +134,7 @@ class FakeKnative:
 def running(tmp_path: Path, **more: str) -> Iterator[Any]:
     """Run the control plane as a process. Each run uses the same data directory."""
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
-    with program(tmp_path / "data", **(SETTINGS | more)) as process:
+    with control_plane_process(tmp_path / "data", **(SETTINGS | more)) as process:
         yield process
 
 
@@ -143,7 +148,7 @@ async def inside(tmp_path: Path) -> AsyncIterator[ControlPlaneClient]:
 
 async def register(door: ControlPlaneClient, letter: str = "a") -> None:
     """Register a version, as the snapshotter does."""
-    assert (await door.ask("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
+    assert (await door.request("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
 
 
 async def until(reader: FeedReader, holds: Callable[[Feed], bool]) -> Feed:

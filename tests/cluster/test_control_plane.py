@@ -39,7 +39,7 @@ from tests.cluster.fake_knative import (
 )
 from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.control_plane_server import ControlPlaneClient, feed, program
+from tests.controlplane.control_plane_server import ControlPlaneClient, control_plane_process, open_feed
 from tests.controlplane.health_probe import probing
 from tests.controlplane.knative.fake_cluster import differing_paths
 from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
@@ -59,7 +59,7 @@ async def test_from_a_registration_to_its_deletion(knative: FakeKnative, tmp_pat
     deletion removes everything. Calls that only one machine supports are refused.
     """
     with running(tmp_path) as process:
-        async with inside(tmp_path) as client, feed(client) as reader:
+        async with inside(tmp_path) as client, open_feed(client) as reader:
             assert (await reader.line()).machine is None
             await register(client)
             name = service_name("m", digest("a"))
@@ -131,7 +131,7 @@ async def test_killed_control_plane_continues_its_work(knative: FakeKnative, tmp
         knative.server.delete(knative.service("b"))
     knative.forget_the_lease()
     with running(tmp_path):
-        async with inside(tmp_path) as client, feed(client) as reader:
+        async with inside(tmp_path) as client, open_feed(client) as reader:
             snapshot = await reader.line()
             assert [row.runtime_id for row in snapshot.replicas] == ["one"]
             await eventually(lambda: knative.services() == {old, new}, "both")
@@ -190,7 +190,7 @@ async def test_the_lead_is_lost_and_won_again(knative: FakeKnative, tmp_path: Pa
     """Open connections close at once. The same process leads again and starts from the present state."""
     old, new = service_name("m", digest("a")), service_name("m", digest("b"))
     with running(tmp_path) as process:
-        async with inside(tmp_path) as client, feed(client) as reader:
+        async with inside(tmp_path) as client, open_feed(client) as reader:
             await register(client)
             await eventually(lambda: knative.services() == {old}, "its Service")
             revision = knative.becomes_ready()
@@ -215,7 +215,7 @@ async def first_feed_line(client: ControlPlaneClient) -> Feed:
     async with asyncio.timeout(60):
         while True:
             try:
-                async with feed(client) as reader:
+                async with open_feed(client) as reader:
                     return await reader.line()
             except aiohttp.ClientError:
                 await asyncio.sleep(0.01)
@@ -231,7 +231,7 @@ async def test_second_control_plane_waits_for_the_lease(knative: FakeKnative, tm
     port, other = free_port(), tmp_path / "other"
     with running(tmp_path) as first:
         await _open(tmp_path)
-        with program(other, **SETTINGS, health_listen=f"127.0.0.1:{port}") as second:
+        with control_plane_process(other, **SETTINGS, health_listen=f"127.0.0.1:{port}") as second:
             async with probing(port) as says:
                 async with asyncio.timeout(60):
                     while (await says("/healthz"))[0] != 200:
@@ -262,7 +262,7 @@ async def test_service_leads_to_the_leader_alone(knative: FakeKnative, tmp_path:
     def start(pod: str) -> Any:
         settings = SETTINGS | {"cluster_pod": pod, "health_listen": f"127.0.0.1:{ports[pod]}"}
         (tmp_path / pod / "data" / "run" / "control.sock").unlink(missing_ok=True)
-        return program(tmp_path / pod / "data", **settings)
+        return control_plane_process(tmp_path / pod / "data", **settings)
 
     async def ready(*names: str, and_leads: str) -> None:
         """Wait until these pods are ready and the Service's only endpoint is `and_leads`."""
@@ -338,9 +338,9 @@ async def test_a_push_needs_a_zygote_beside(knative: FakeKnative, tmp_path: Path
         await _open(tmp_path)
         with fake_zygote(where):
             async with inside(tmp_path) as client:
-                status, facts = await client.ask("POST", "/internal/v1/jobs/gate", gate)
+                status, facts = await client.request("POST", "/internal/v1/jobs/gate", gate)
                 assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
-                status, attestation = await client.ask("POST", "/internal/v1/jobs/seal", seal)
+                status, attestation = await client.request("POST", "/internal/v1/jobs/seal", seal)
                 assert (status, attestation["version"]) == (200, digest("a"))
                 await eventually(lambda: not where.sockets(), "the end of the standbys")
                 assert knative.services() == set()

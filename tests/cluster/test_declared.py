@@ -10,7 +10,7 @@ from tests.cluster.fake_knative import NAMESPACE, FakeKnative, inside, register,
 from tests.cluster.kube_api.api_server import ApiServer
 from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest
-from tests.controlplane.control_plane_server import feed
+from tests.controlplane.control_plane_server import open_feed
 from tests.eventually import eventually
 
 OURS: Final = "kelvin.dev/v1alpha1"
@@ -101,7 +101,7 @@ async def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative
 async def test_declared_backlog_reaches_activators(declaring: ApiServer, knative: FakeKnative, tmp_path: Path) -> None:
     """Activators get the backlog setting by the feed. The Service does not change."""
     with running(tmp_path):
-        async with inside(tmp_path) as client, feed(client) as reader:
+        async with inside(tmp_path) as client, open_feed(client) as reader:
             with pytest.raises(Exception, match="backlogSeconds"):
                 declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": -1})
             await register(client)

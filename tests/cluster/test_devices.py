@@ -20,7 +20,9 @@ async def test_all_together_order_no_more_than_there_is(knative: FakeKnative, tm
     with running(tmp_path, cluster_devices="8"):
         async with inside(tmp_path) as client:
             for name in "mn":
-                assert (await client.ask("POST", "/internal/v1/versions", encode(registration(name, "a"))))[0] == 201
+                assert (await client.request("POST", "/internal/v1/versions", encode(registration(name, "a"))))[
+                    0
+                ] == 201
                 assert (await client.admin("PUT", f"/models/{name}/scale", {"max": 1000}))[0] == 200
             await eventually(lambda: len(knative.services()) == 2 and most() == ["8", "1"], "all of them, and one")
             assert (await client.admin("PUT", "/models/m/scale", {"max": 6}))[0] == 200

@@ -20,7 +20,7 @@ from kelvin.contracts.traffic_errors import DeadlineTooShort
 from tests.cluster.fake_knative import NAMESPACE, FakeKnative, inside, register, running
 from tests.cluster.kube_api.status_answers import Json
 from tests.controlplane.builders import digest
-from tests.controlplane.control_plane_server import ControlPlaneClient, FeedReader, feed
+from tests.controlplane.control_plane_server import ControlPlaneClient, FeedReader, open_feed
 from tests.eventually import eventually
 
 SPOT = {
@@ -107,7 +107,7 @@ def scheduled(seconds_ago: float = 0.0) -> Json:
 async def scene(knative: FakeKnative, tmp_path: Path) -> AsyncIterator[Scene]:
     """Yield a version that waits for its first pod, with the control plane as a process."""
     with running(tmp_path, **SPOT):
-        async with inside(tmp_path) as client, feed(client) as reader:
+        async with inside(tmp_path) as client, open_feed(client) as reader:
             await register(client)
             await eventually(lambda: bool(knative.services()), "its Service")
             name = f"{service_name('m', digest('a'))}-00001"

@@ -37,7 +37,7 @@ from tests.cluster.fake_knative import (
     until,
 )
 from tests.controlplane.builders import key, stats
-from tests.controlplane.control_plane_server import feed, program
+from tests.controlplane.control_plane_server import control_plane_process, open_feed
 from tests.eventually import eventually
 from tests.kelvin.crypto.pki import Authority, write
 
@@ -158,15 +158,15 @@ async def test_from_a_report_to_a_release(knative: FakeKnative, tmp_path: Path) 
         return [(row.runtime_id, row.url, row.draining) for row in line_rows]
 
     expected = ("r1", f"http://{ADDRESS}:8012", False)
-    with program(tmp_path / "data", **settings) as process:
-        async with inside(tmp_path) as client, feed(client) as reader, listening(pod, inner):
+    with control_plane_process(tmp_path / "data", **settings) as process:
+        async with inside(tmp_path) as client, open_feed(client) as reader, listening(pod, inner):
             await register(client)
             await eventually(lambda: knative.services() == {SERVICE}, "the pool's Service alone")
             appears(knative)
             line = await until(reader, lambda line: bool(line.pools))
             assert [(row.namespace, row.name, row.share) for row in line.pools] == [(POOLS, f"{SERVICE}-00001", 1.0)]
             await eventually(lambda: cost(knative) == "0", "it is parked")
-            assert (await client.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+            assert (await client.request("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
             line = await until(reader, lambda line: bool(line.replicas))
             assert rows(line.replicas) == [expected]
             line = await until(reader, lambda line: bool(line.pools))
@@ -181,8 +181,8 @@ async def test_from_a_report_to_a_release(knative: FakeKnative, tmp_path: Path) 
     assert pod.binds == 1
     knative.forget_the_lease()
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
-    with program(tmp_path / "data", **settings) as process:
-        async with listening(pod, inner), inside(tmp_path) as client, feed(client) as reader:
+    with control_plane_process(tmp_path / "data", **settings) as process:
+        async with listening(pod, inner), inside(tmp_path) as client, open_feed(client) as reader:
             assert rows((await reader.line()).replicas) == [expected]
             assert (await client.admin("DELETE", "/models/m?force=true"))[0] == 200
             await until(reader, lambda line: line.removed_replicas == ("r1",))

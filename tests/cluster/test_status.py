@@ -15,7 +15,7 @@ from coldstart_bench.harness.installation import free_port
 from tests.cluster.fake_knative import FakeKnative, inside, register, running
 from tests.cluster.test_pending import SPOT, Scene, unscheduled
 from tests.controlplane.builders import digest
-from tests.controlplane.control_plane_server import feed
+from tests.controlplane.control_plane_server import open_feed
 from tests.controlplane.machine_fixture import ROOT
 from tests.eventually import eventually
 from tests.kelvin.cli.operations.test_recovery_commands import kelvin
@@ -55,7 +55,7 @@ async def test_what_runs_and_what_does_not(knative: FakeKnative, tmp_path: Path)
             raise AssertionError(output) from None
 
     with running(tmp_path, **SPOT):
-        async with inside(tmp_path) as client, feed(client) as reader:
+        async with inside(tmp_path) as client, open_feed(client) as reader:
             await register(client)
             await eventually(lambda: bool(knative.services()), "its Service")
             with activator(data) as url:

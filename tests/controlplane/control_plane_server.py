@@ -34,7 +34,7 @@ class ControlPlaneClient:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.session = session
 
-    async def ask(
+    async def request(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
         """Send a request. Return the status, and the body: decoded if it is JSON, else as text."""
@@ -45,9 +45,9 @@ class ControlPlaneClient:
 
     async def admin(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Call the admin API as an operator of the default tenant."""
-        return await self.ask(method, f"/admin/v1{path}", body, ADMIN)
+        return await self.request(method, f"/admin/v1{path}", body, ADMIN)
 
-    async def until(self, path: str, holds: Callable[[Any], object]) -> Any:
+    async def poll_until(self, path: str, holds: Callable[[Any], object]) -> Any:
         """GET a path of the admin API until `holds` accepts the answer, and return that."""
         async with asyncio.timeout(PATIENCE_S):
             while (found := await self.admin("GET", path))[0] != 200 or not holds(found[1]):
@@ -70,7 +70,7 @@ def settings(data: Path, **more: str) -> Settings:
 
 
 @asynccontextmanager
-async def opened(data: Path, **more: str) -> AsyncIterator[ControlPlaneClient]:
+async def running_control_plane(data: Path, **more: str) -> AsyncIterator[ControlPlaneClient]:
     """Run a control plane in this process, over the test's database. Yield a client of it."""
     stop = asyncio.Event()
     if not isinstance(place := database_backends.place(data), Path):
@@ -78,8 +78,8 @@ async def opened(data: Path, **more: str) -> AsyncIterator[ControlPlaneClient]:
     serving = asyncio.create_task(run(settings(data, **more), stop))
     try:
         await eventually(lambda: serving.done() or (data / "run" / "control.sock").exists(), "control.sock")
-        async with connect_client(data) as door:
-            yield door
+        async with connect_client(data) as client:
+            yield client
     finally:
         stop.set()
         await serving
@@ -87,7 +87,7 @@ async def opened(data: Path, **more: str) -> AsyncIterator[ControlPlaneClient]:
 
 
 @contextmanager
-def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
+def control_plane_process(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `python -m controlplane`. It is killed at the end of the block."""
     environment = {
         **os.environ,
@@ -103,14 +103,14 @@ def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(60)
 
 
-async def ready(data: Path) -> None:
+async def wait_ready(data: Path) -> None:
     """Wait until the control plane over `data` is ready."""
     await eventually(lambda: (data / "run" / "control.sock").exists())
-    async with connect_client(data) as door:
+    async with connect_client(data) as client:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    if (await door.ask("GET", "/readyz"))[0] == 200:
+                    if (await client.request("GET", "/readyz"))[0] == 200:
                         return
                 except aiohttp.ClientError:
                     await asyncio.sleep(0.005)
@@ -131,39 +131,45 @@ class FeedReader:
 
 
 @asynccontextmanager
-async def feed(door: ControlPlaneClient) -> AsyncIterator[FeedReader]:
+async def open_feed(client: ControlPlaneClient) -> AsyncIterator[FeedReader]:
     timeout = aiohttp.ClientTimeout(total=None)
-    async with door.session.get("http://control/internal/v1/feed", timeout=timeout) as answer:
+    async with client.session.get("http://control/internal/v1/feed", timeout=timeout) as answer:
         assert answer.status == 200
         assert answer.content_type == "application/x-ndjson"
         yield FeedReader(answer.content)
 
 
-async def ask(
-    door: ControlPlaneClient, who: dict[str, str], method: str, path: str, body: object = None, *, status: int = 200
+async def call_admin(
+    client: ControlPlaneClient,
+    headers: dict[str, str],
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    status: int = 200,
 ) -> Any:
-    got, found = await door.ask(method, f"/admin/v1{path}", body, who)
+    got, found = await client.request(method, f"/admin/v1{path}", body, headers)
     assert got == status, found
     return found
 
 
-async def push(door: ControlPlaneClient, model: str = "m", letter: str = "a", tenant: str = TENANT) -> None:
+async def push(client: ControlPlaneClient, model: str = "m", letter: str = "a", tenant: str = TENANT) -> None:
     body = msgspec.to_builtins(registration(model, letter, tenant=tenant))
-    status, _ = await door.ask("POST", "/internal/v1/versions", body)
+    status, _ = await client.request("POST", "/internal/v1/versions", body)
     assert status in (200, 201)
 
 
-async def report_request(door: ControlPlaneClient, model: str = "m") -> None:
-    status, _ = await door.ask("POST", "/internal/v1/stats", msgspec.json.encode(stats(key(model))))
+async def report_request(client: ControlPlaneClient, model: str = "m") -> None:
+    status, _ = await client.request("POST", "/internal/v1/stats", msgspec.json.encode(stats(key(model))))
     assert status == 204
 
 
-async def model_status(door: ControlPlaneClient, model: str = "m") -> Any:
-    status, found = await door.admin("GET", f"/models/{model}")
+async def model_status(client: ControlPlaneClient, model: str = "m") -> Any:
+    status, found = await client.admin("GET", f"/models/{model}")
     assert status == 200
     return found
 
 
-async def wait_for_state(door: ControlPlaneClient, state: str, model: str = "m") -> Any:
+async def wait_for_state(client: ControlPlaneClient, state: str, model: str = "m") -> Any:
     """Wait until the model is in that state."""
-    return await door.until(f"/models/{model}", lambda found: found["state"] == state)
+    return await client.poll_until(f"/models/{model}", lambda found: found["state"] == state)

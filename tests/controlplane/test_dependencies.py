@@ -8,7 +8,7 @@ from controlplane.scaling.local import replica_sleeper, runtime_process
 from controlplane.scaling.policy.breakeven import Level
 from controlplane.scaling.policy.replica_lifecycle import ReplicaState
 from tests.controlplane.builders import key
-from tests.controlplane.control_plane_server import opened, push, report_request, wait_for_state
+from tests.controlplane.control_plane_server import push, report_request, running_control_plane, wait_for_state
 from tests.controlplane.machine_fixture import LocalMachine, RunDirectory, local
 from tests.eventually import eventually
 from tests.process_state import stop
@@ -70,10 +70,10 @@ async def test_replica_that_cannot_sleep_is_ended(run: RunDirectory) -> None:
 
 async def test_without_a_cache_agent_models_start(data: Path) -> None:
     """Cache operations and the cache state are unavailable. A model at zero replicas still starts."""
-    async with opened(data) as door:
+    async with running_control_plane(data) as client:
         for method, path in (("POST", "/cache/evict"), ("POST", "/cache/check"), ("GET", "/cache")):
-            status, problem = await door.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)
+            status, problem = await client.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)
             assert (status, problem["code"]) == (503, "unavailable"), path
-        await push(door)
-        await report_request(door)
-        await wait_for_state(door, "ready")
+        await push(client)
+        await report_request(client)
+        await wait_for_state(client, "ready")

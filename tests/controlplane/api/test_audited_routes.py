@@ -16,7 +16,14 @@ from controlplane.audit import audit_rows
 from controlplane.audit.audit_rows import ALL_TENANTS, verify_audit
 from controlplane.db.database import disposing, reading_engine, snapshot
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.control_plane_server import ACME, ADMIN, OPERATOR, ControlPlaneClient, opened, push
+from tests.controlplane.control_plane_server import (
+    ACME,
+    ADMIN,
+    OPERATOR,
+    ControlPlaneClient,
+    push,
+    running_control_plane,
+)
 from tests.controlplane.route_list import admin_routes
 
 WHO = {**ADMIN, "x-request-id": "req_0123456789"}
@@ -39,11 +46,11 @@ class AuditedCall:
 
 
 def asking(method: str, path: str, body: object = None) -> Before:
-    return lambda door: door.admin(method, path, body)
+    return lambda client: client.admin(method, path, body)
 
 
 def pushing(letter: str) -> Before:
-    return lambda door: push(door, letter=letter)
+    return lambda client: push(client, letter=letter)
 
 
 ACME_IS = asking("POST", "/tenants", {"tenant": "acme"})
@@ -134,8 +141,8 @@ def test_every_route_that_changes_something_is_in_the_table() -> None:
     assert {route for route in admin_routes() if route[0] != "GET"} == AUDITED_CALLS.keys() | READ_ONLY_ROUTES
 
 
-async def trail(door: ControlPlaneClient, tenant: str) -> list[Any]:
-    status, found = await door.admin("GET", f"/audit?tenant={tenant}")
+async def trail(client: ControlPlaneClient, tenant: str) -> list[Any]:
+    status, found = await client.admin("GET", f"/audit?tenant={tenant}")
     assert status == 200
     return list(found["events"])
 
@@ -143,18 +150,18 @@ async def trail(door: ControlPlaneClient, tenant: str) -> list[Any]:
 async def call_with_setup(data: Path, route: tuple[str, str]) -> list[Any]:
     """Return the entries that the call left, without earlier ones."""
     act = AUDITED_CALLS[route]
-    async with opened(data) as door:
+    async with running_control_plane(data) as client:
         old = "none"
         for each in act.before:
-            if isinstance(made := await each(door), tuple) and isinstance(made[1], dict) and "key" in made[1]:
+            if isinstance(made := await each(client), tuple) and isinstance(made[1], dict) and "key" in made[1]:
                 old = made[1]["key"]["key_id"]
-        there = {each["sequence"] for each in await trail(door, act.tenant)} if act.tenant == "default" else set()
+        there = {each["sequence"] for each in await trail(client, act.tenant)} if act.tenant == "default" else set()
         path = f"/admin/v1{act.path.replace('{old}', old)}"
-        status, answer = await door.ask(route[0], path, act.body, WHO)
+        status, answer = await client.request(route[0], path, act.body, WHO)
         assert status == act.status, answer
         key = answer["key"]["key_id"] if isinstance(answer, dict) and "key" in answer else "none"
         subject = act.subject.replace("{old}", old).replace("{key}", key)
-        news = [each for each in await trail(door, act.tenant) if each["sequence"] not in there]
+        news = [each for each in await trail(client, act.tenant) if each["sequence"] not in there]
         with disposing(reading_engine(data / "kelvin.db")) as engine, snapshot(engine) as connection:
             assert verify_audit(connection, ALL_TENANTS).sound
         return [each for each in news if (each["action"], each["subject"]) == (act.action, subject)]
@@ -182,16 +189,16 @@ async def test_missing_audit_entry_is_noticed(data: Path, monkeypatch: pytest.Mo
 
 async def test_push_has_an_audit_entry(data: Path) -> None:
     """The entry has the key that the snapshotter names. The installation's own audit has price changes. Chains hold."""
-    async with opened(data) as door:
-        await push(door)
-        await push(door)  # a second push changes nothing
-        found = [each for each in await trail(door, "default") if each["action"] == "version.published"]
+    async with running_control_plane(data) as client:
+        await push(client)
+        await push(client)  # a second push changes nothing
+        found = [each for each in await trail(client, "default") if each["action"] == "version.published"]
         assert [(each["subject"], each["changed"]) for each in found] == [("m", {"version": [None, digest("a")]})]
         body = msgspec.to_builtins(msgspec.structs.replace(registration(letter="b"), pushed_by="k9"))
-        assert (await door.ask("POST", "/internal/v1/versions", body))[0] == 201
-        assert [each["actor"] for each in (await trail(door, "default"))[:1]] == ["k9"]
-        assert [each["action"] for each in await trail(door, "")] == ["prices.changed"]
-        while (answer := await door.admin("GET", "/audit/verify?all=true"))[0] == 202:
+        assert (await client.request("POST", "/internal/v1/versions", body))[0] == 201
+        assert [each["actor"] for each in (await trail(client, "default"))[:1]] == ["k9"]
+        assert [each["action"] for each in await trail(client, "")] == ["prices.changed"]
+        while (answer := await client.admin("GET", "/audit/verify?all=true"))[0] == 202:
             pass  # verification takes longer than one answer waits
         status, report = answer
         assert (status, report["sound"]) == (200, True)
@@ -202,45 +209,45 @@ async def test_operator_access_is_in_the_tenants_audit(data: Path) -> None:
     """Reads of keys, grants and the audit are recorded. A tenant's own reads are not, nor any with a window of zero
     days.
     """
-    async with opened(data) as door:
-        await ACME_IS(door)
+    async with running_control_plane(data) as client:
+        await ACME_IS(client)
         for path in ("/keys", "/grants", "/audit"):
-            assert (await door.ask("GET", f"/admin/v1{path}?tenant=acme", None, OPERATOR))[0] == 200
-            assert (await door.ask("GET", f"/admin/v1{path}", None, ACME))[0] == 200
+            assert (await client.request("GET", f"/admin/v1{path}?tenant=acme", None, OPERATOR))[0] == 200
+            assert (await client.request("GET", f"/admin/v1{path}", None, ACME))[0] == 200
         looks = ["access.audit", "access.grants", "access.keys"]
-        mine = (await door.ask("GET", "/admin/v1/audit", None, ACME))[1]["events"]
+        mine = (await client.request("GET", "/admin/v1/audit", None, ACME))[1]["events"]
         assert [each["action"] for each in mine] == [*looks, "tenant.created"]
         assert {each["actor"] for each in mine} == {"operator"}
-        assert (await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"access": 0}}))[0] == 200
-        await door.admin("GET", "/keys?tenant=acme")
-        mine = (await door.ask("GET", "/admin/v1/audit", None, ACME))[1]["events"]
+        assert (await client.admin("PUT", "/audit/windows?tenant=acme", {"days": {"access": 0}}))[0] == 200
+        await client.admin("GET", "/keys?tenant=acme")
+        mine = (await client.request("GET", "/admin/v1/audit", None, ACME))[1]["events"]
         assert [each["action"] for each in mine] == ["audit.kept", *looks, "tenant.created"]
-        assert (await door.admin("GET", "/audit?tenant=nobody"))[1] == {"events": []}
+        assert (await client.admin("GET", "/audit?tenant=nobody"))[1] == {"events": []}
 
 
 async def test_windows_over_the_socket(data: Path) -> None:
     """A tenant can read its windows and set none. Errors name the invalid value."""
-    async with opened(data) as door:
-        await ACME_IS(door)
-        status, found = await door.ask("GET", "/admin/v1/audit/windows", None, ACME)
+    async with running_control_plane(data) as client:
+        await ACME_IS(client)
+        status, found = await client.request("GET", "/admin/v1/audit/windows", None, ACME)
         days = {"access": 90, "keys": 365, "models": 365, "tenants": 2557, "billing": 2557}
         assert (status, found) == (200, {"tenant": "acme", "days": days})
-        assert (await door.ask("PUT", "/admin/v1/audit/windows", {"days": {}}, ACME))[0] == 403
-        assert (await door.ask("POST", "/admin/v1/audit/expire", None, ACME))[0] == 403
-        assert (await door.ask("GET", "/admin/v1/audit/verify?all=true", None, ACME))[0] == 403
-        assert (await door.ask("GET", "/admin/v1/audit/verify?tenant=default", None, ACME))[0] == 404
+        assert (await client.request("PUT", "/admin/v1/audit/windows", {"days": {}}, ACME))[0] == 403
+        assert (await client.request("POST", "/admin/v1/audit/expire", None, ACME))[0] == 403
+        assert (await client.request("GET", "/admin/v1/audit/verify?all=true", None, ACME))[0] == 403
+        assert (await client.request("GET", "/admin/v1/audit/verify?tenant=default", None, ACME))[0] == 404
         for wanted, says in (
             ({"keys": 0}, "windows.keys=0: must be 1 to 36500 days"),
             ({"access": -1}, "windows.access=-1: must be 0 to 36500 days"),
             ({"trail": 1}, "must be some of access, keys, models, tenants, billing"),
             ({"keys": "x"}, "Expected `int | null`"),
         ):
-            status, problem = await door.admin("PUT", "/audit/windows?tenant=acme", {"days": wanted})
+            status, problem = await client.admin("PUT", "/audit/windows?tenant=acme", {"days": wanted})
             assert status == 400
             assert says in problem["detail"]
-        assert (await door.admin("PUT", "/audit/windows?tenant=nobody", {"days": {}}))[0] == 404
-        await door.admin("PUT", "/audit/windows?tenant=", {"days": {"keys": 10}})
-        assert (await door.ask("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10
-        await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": 20}})
-        await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": None}})
-        assert (await door.ask("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10
+        assert (await client.admin("PUT", "/audit/windows?tenant=nobody", {"days": {}}))[0] == 404
+        await client.admin("PUT", "/audit/windows?tenant=", {"days": {"keys": 10}})
+        assert (await client.request("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10
+        await client.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": 20}})
+        await client.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": None}})
+        assert (await client.request("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10

@@ -27,7 +27,7 @@ from kelvin.contracts.serving.control_messages import (
 from kelvin.contracts.timeline import Stage, Stamp
 from kelvin.contracts.wire import decode, encode
 from tests.controlplane.builders import TENANT, digest, key, opened_registry, registration, stats
-from tests.controlplane.control_plane_server import feed, opened
+from tests.controlplane.control_plane_server import open_feed, running_control_plane
 from tests.controlplane.machine_fixture import RunDirectory
 from tests.controlplane.usage_records import lifetime_record, request_record
 from tests.controlplane.virtual_time import VirtualClock
@@ -36,21 +36,21 @@ from tests.eventually import eventually
 
 async def test_feed_has_a_push_and_a_cold_start(data: Path) -> None:
     """The feed sends a snapshot, then the model and its version, the ready replica, its drain and its end, in order."""
-    async with opened(data) as door, feed(door) as reader:
+    async with running_control_plane(data) as client, open_feed(client) as reader:
         snapshot = await reader.line()
         assert snapshot.full
         assert len(snapshot.keys) == 2
-        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+        assert (await client.request("POST", "/internal/v1/versions", encode(registration())))[0] == 201
         pushed = await reader.line()
         assert pushed.models[0].aliases == {"prod": digest("a")}
         assert pushed.versions[0].limits.max_streams == 64
-        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 200
-        assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+        assert (await client.request("POST", "/internal/v1/versions", encode(registration())))[0] == 200
+        assert (await client.request("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
         (replica,) = (await reader.line()).replicas
         assert (data / "run" / replica.address).exists()
         assert not replica.draining
         headers = {"x-kelvin-principal": '{"key_id":"k","tenant":"default","scopes":["admin"]}'}
-        await door.ask("POST", "/admin/v1/models/m/stop", None, headers)
+        await client.request("POST", "/admin/v1/models/m/stop", None, headers)
         assert (await reader.line()).replicas[0].draining
         gone = await reader.line()
         assert gone.removed_replicas == (replica.runtime_id,)
@@ -59,35 +59,37 @@ async def test_feed_has_a_push_and_a_cold_start(data: Path) -> None:
 
 async def test_thousand_load_reports_start_one_replica(data: Path) -> None:
     """Each report is answered with 204, and one runtime is bound."""
-    async with opened(data) as door:
-        await door.ask("POST", "/internal/v1/versions", encode(registration()))
+    async with running_control_plane(data) as client:
+        await client.request("POST", "/internal/v1/versions", encode(registration()))
         answers = await asyncio.gather(
-            *(door.ask("POST", "/internal/v1/stats", encode(stats(key(), 200.0, 200))) for _ in range(1000))
+            *(client.request("POST", "/internal/v1/stats", encode(stats(key(), 200.0, 200))) for _ in range(1000))
         )
         assert {status for status, _ in answers} == {204}
-        async with feed(door) as reader:
+        async with open_feed(client) as reader:
             while not (await reader.line()).replicas:
                 pass
         assert len(RunDirectory(data / "run").calls("bind:m")) == 1
 
 
 async def test_jobs_run_on_standbys(data: Path) -> None:
-    async with opened(data) as door:
-        status, facts = await door.ask("POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={})))
+    async with running_control_plane(data) as client:
+        status, facts = await client.request(
+            "POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={}))
+        )
         assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
         job = SealJob(tenant="default", version=digest("a"))
-        status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", encode(job))
+        status, attestation = await client.request("POST", "/internal/v1/jobs/seal", encode(job))
         assert (status, attestation["version"]) == (200, digest("a"))
 
 
 async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
     """Every route decodes strictly."""
-    async with opened(data) as door:
+    async with running_control_plane(data) as client:
         usage = ("usage/requests", "usage/lifetimes", "usage/lives")
         for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
-            status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
+            status, problem = await client.request("POST", f"/internal/v1/{path}", b'{"surprise":1}')
             assert (path, status, problem["code"]) == (path, 400, "invalid_request")
-            status, problem = await door.ask("PATCH", f"/internal/v1/{path}")
+            status, problem = await client.request("PATCH", f"/internal/v1/{path}")
             assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
 
 
@@ -104,8 +106,8 @@ async def test_reserved_sources_are_kept_aside(data: Path, kind: str, record: Re
     stored. A running-replica report with one is refused. Control: any other source is accepted.
     """
     path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
-    async with opened(data) as door:
-        status, problem = await door.ask("POST", path, encode({"records": (record, ours)}))
+    async with running_control_plane(data) as client:
+        status, problem = await client.request("POST", path, encode({"records": (record, ours)}))
         if kind == "lives":
             assert (status, problem["code"], problem["param"]) == (400, "invalid_request", "source")
             assert problem["detail"] == "source=cut-rt-7: must not begin with 'cut-'"
@@ -114,7 +116,7 @@ async def test_reserved_sources_are_kept_aside(data: Path, kind: str, record: Re
             with closing(sqlite3.connect(data / "kelvin.db")) as database:
                 (reason,) = database.execute("SELECT reason FROM ledger_conflicts").fetchone()
             assert reason == "its source must not begin with 'cut-'"
-        assert (await door.ask("POST", path, encode({"records": (record,)})))[0] == 204
+        assert (await client.request("POST", path, encode({"records": (record,)})))[0] == 204
 
 
 async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
@@ -126,25 +128,25 @@ async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
         timeline=(Stamp(Stage.ROUTED, 10), Stamp(Stage.READY, 500)),
     )  # fmt: skip
     path = "/internal/v1/requests/req-1/timeline?tenant="
-    async with opened(data) as door:
-        assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
+    async with running_control_plane(data) as client:
+        assert (await client.request("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
             0
         ] == 204
-    async with opened(data) as door:
-        status, found = await door.ask("GET", path + "default")
+    async with running_control_plane(data) as client:
+        status, found = await client.request("GET", path + "default")
         assert (status, found["cold"], found["stamps"][1]) == (200, True, {"stage": "ready", "at_us": 500})
-        assert (await door.ask("GET", path + "other"))[0] == 404
-        assert (await door.ask("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
+        assert (await client.request("GET", path + "other"))[0] == 404
+        assert (await client.request("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
 
 
 async def test_not_ready_without_a_zygote(data: Path) -> None:
     """It is alive as soon as it serves, and ready only while new standbys can be forked."""
-    async with opened(data) as door:
-        assert (await door.ask("GET", "/healthz"))[0] == 200
-        assert (await door.ask("GET", "/readyz"))[0] == 200
+    async with running_control_plane(data) as client:
+        assert (await client.request("GET", "/healthz"))[0] == 200
+        assert (await client.request("GET", "/readyz"))[0] == 200
         (data / "run" / "zygote.sock").rename(data / "run" / "away")
-        assert (await door.ask("GET", "/readyz"))[0] == 503
-        assert (await door.ask("GET", "/healthz"))[0] == 200
+        assert (await client.request("GET", "/readyz"))[0] == 503
+        assert (await client.request("GET", "/healthz"))[0] == 200
         (data / "run" / "away").rename(data / "run" / "zygote.sock")
 
 

@@ -8,17 +8,17 @@ from aiohttp import web
 from controlplane.api import cluster_api, machine_api
 from kelvin.contracts.errors import Conflict
 from kelvin.contracts.problem import problem_details
-from tests.controlplane.control_plane_server import opened, push, report_request, wait_for_state
+from tests.controlplane.control_plane_server import push, report_request, running_control_plane, wait_for_state
 from tests.controlplane.route_list import AnyAttribute, routes_in
 from tests.stub_server import StubServer
 
 
 async def test_status_names_processes_devices_and_models(data: Path) -> None:
     """The status has the health of processes, slots and standbys, and all models, as `kelvin status` prints them."""
-    async with opened(data, device_slots="3") as door:
-        await push(door)
+    async with running_control_plane(data, device_slots="3") as client:
+        await push(client)
         # A standby that was parked during a measurement is measured by the next call.
-        found = await door.until("/status", lambda found: found["device"]["pools"][0]["memory"]["pss"])
+        found = await client.poll_until("/status", lambda found: found["device"]["pools"][0]["memory"]["pss"])
         assert found["cache"] is None, "no cache agent runs here"
         assert [(row["name"], row["healthy"], row["ready"]) for row in found["processes"]] == [
             ("activator", False, False),
@@ -62,12 +62,12 @@ async def test_cache_calls_name_the_callers_tenant(data: Path) -> None:
     agent.add_routes([web.get("/v1/state", state), web.post("/v1/evict", evict), web.post("/v1/check", checked)])
     listening = StubServer(agent)
     await listening.start(data / "run" / "cache.sock")
-    async with opened(data) as door:
-        assert await door.admin("GET", "/cache") == (200, {"tiers": {"host": {"bytes": 5}}})
-        assert (await door.admin("POST", "/cache/evict", {"tier": "host"}))[0] == 204
-        status, problem = await door.admin("POST", "/cache/evict", {"tier": "nvme", "version": "a"})
+    async with running_control_plane(data) as client:
+        assert await client.admin("GET", "/cache") == (200, {"tiers": {"host": {"bytes": 5}}})
+        assert (await client.admin("POST", "/cache/evict", {"tier": "host"}))[0] == 204
+        status, problem = await client.admin("POST", "/cache/evict", {"tier": "nvme", "version": "a"})
         assert (status, problem["detail"]) == (409, "version a: is leased")
-        assert await door.admin("POST", "/cache/check") == (200, report)
+        assert await client.admin("POST", "/cache/check") == (200, report)
     await listening.stop()
     assert received == [
         {"tier": "host", "tenant": "default"},
@@ -77,19 +77,19 @@ async def test_cache_calls_name_the_callers_tenant(data: Path) -> None:
 
 async def test_standbys_keep_to_their_settings(data: Path) -> None:
     """If no standby fits the budget, none is kept, the status says why, and a model still starts from zero."""
-    async with opened(data, standbys="2", standby_bytes=str(1 << 20), standby_target="0.9") as door:
-        await push(door)
-        await report_request(door)
-        await wait_for_state(door, "ready")
-        (pool,) = (await door.admin("GET", "/status"))[1]["device"]["pools"]
+    async with running_control_plane(data, standbys="2", standby_bytes=str(1 << 20), standby_target="0.9") as client:
+        await push(client)
+        await report_request(client)
+        await wait_for_state(client, "ready")
+        (pool,) = (await client.admin("GET", "/status"))[1]["device"]["pools"]
         assert (pool["wanted"], pool["why"], pool["parked"], pool["hits"], pool["misses"]) == (0, "budget", 0, 0, 1)
         assert (pool["target"], pool["budget_bytes"], pool["probability"]) == (0.9, 1 << 20, 0.0)
-    async with opened(data, standby_share="1") as door:
-        await push(door, "n")
-        await report_request(door, "n")
-        await wait_for_state(door, "ready", "n")
+    async with running_control_plane(data, standby_share="1") as client:
+        await push(client, "n")
+        await report_request(client, "n")
+        await wait_for_state(client, "ready", "n")
         # One standby for each running replica, adopted ones included.
-        await door.until("/status", lambda found: _size(found["device"]["pools"]) == (2, "share"))
+        await client.poll_until("/status", lambda found: _size(found["device"]["pools"]) == (2, "share"))
 
 
 def _size(pools: list[dict[str, Any]]) -> tuple[int, str]:

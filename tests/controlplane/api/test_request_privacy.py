@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.controlplane.control_plane_server import ADMIN, connect_client, program, push
+from tests.controlplane.control_plane_server import ADMIN, connect_client, control_plane_process, push
 from tests.controlplane.route_list import admin_calls
 from tests.eventually import eventually
 
@@ -15,11 +15,11 @@ async def _ask_all(data: Path) -> int:
     await eventually(lambda: (data / "run" / "control.sock").exists())
     headers = {**ADMIN, "x-mark": MARK, "cookie": MARK, "user-agent": MARK}
     refused = 0
-    async with connect_client(data) as door:
-        await push(door)
+    async with connect_client(data) as client:
+        await push(client)
         for method, path in admin_calls():
             for body in BODIES if method in ("POST", "PUT") else ({MARK: MARK},):
-                status, _ = await door.ask(method, f"/admin/v1{path}?{MARK}={MARK}", body, headers)
+                status, _ = await client.request(method, f"/admin/v1{path}?{MARK}={MARK}", body, headers)
                 assert status != 500
                 refused += status == 400
     return refused
@@ -33,7 +33,7 @@ def places(root: Path) -> list[str]:
 
 async def test_request_content_is_not_kept(data: Path) -> None:
     """This holds at log level `debug`, for every route. Negative control: a mark in the log or the data is found."""
-    with program(data, log_level="debug") as process:
+    with control_plane_process(data, log_level="debug") as process:
         assert await _ask_all(data) > 20
         process.terminate()
         assert process.wait(60) == 0

@@ -19,7 +19,14 @@ from kelvin.contracts.wire import encode
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.ipc.standby_lock import try_acquire_standby_lock
 from tests.controlplane.builders import registration
-from tests.controlplane.control_plane_server import connect_client, program, push, ready, report_request, wait_for_state
+from tests.controlplane.control_plane_server import (
+    connect_client,
+    control_plane_process,
+    push,
+    report_request,
+    wait_for_state,
+    wait_ready,
+)
 from tests.controlplane.machine_fixture import ROOT, RunDirectory
 from tests.eventually import eventually
 
@@ -33,8 +40,8 @@ async def test_control_plane_starts_in_an_empty_directory(data: Path) -> None:
     """It becomes ready and creates keys and a database. A start should take one second, but a busy machine is no
     defect, so the test allows ten seconds of CPU time.
     """
-    with program(data) as process:
-        await ready(data)
+    with control_plane_process(data) as process:
+        await wait_ready(data)
         used = psutil.Process(process.pid).cpu_times()
         assert used.user + used.system < 10
     assert {"admin.key", "default.key", "kelvin.db"} <= {path.name for path in data.iterdir()}
@@ -42,8 +49,8 @@ async def test_control_plane_starts_in_an_empty_directory(data: Path) -> None:
 
 async def test_control_plane_holds_the_decision_lock(data: Path) -> None:
     """It holds the lock that keeps an activator's fallback scaler out, until it is dead. SIGKILL releases the lock."""
-    with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
-        await ready(data)
+    with closing(SocketDirectory(data / "run")) as directory, control_plane_process(data) as process:
+        await wait_ready(data)
         assert try_acquire_standby_lock(directory) is None
         process.kill()
         process.wait(60)
@@ -54,11 +61,11 @@ async def test_control_plane_holds_the_decision_lock(data: Path) -> None:
 
 async def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
     """It exits with 0 while a feed is open and a standby is parked. The standby lives on."""
-    with program(data) as process:
-        await ready(data)
+    with control_plane_process(data) as process:
+        await wait_ready(data)
         run = RunDirectory(data / "run")
         await eventually(lambda: len(run.sockets()) == 1)
-        async with connect_client(data) as door, door.session.get("http://control/internal/v1/feed") as feed:
+        async with connect_client(data) as client, client.session.get("http://control/internal/v1/feed") as feed:
             await feed.content.readline()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 60) == 0
@@ -74,7 +81,7 @@ async def test_closed_lifeline_ends_the_control_plane(data: Path) -> None:
         [sys.executable, "-m", "controlplane"], cwd=ROOT, env=environment, pass_fds=[read], stderr=subprocess.DEVNULL
     )
     os.close(read)
-    await ready(data)
+    await wait_ready(data)
     os.close(write)
     assert process.wait(60) in (0, 1)
 
@@ -83,24 +90,24 @@ async def test_closed_lifeline_ends_the_control_plane(data: Path) -> None:
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signal.Signals) -> None:
     """The replica keeps its process. The new control plane knows it at once, and replaces it when it dies."""
-    with program(data) as process:
-        await ready(data)
-        async with connect_client(data) as door:
-            await push(door)
-            await report_request(door)
-            found = await wait_for_state(door, "ready")
+    with control_plane_process(data) as process:
+        await wait_ready(data)
+        async with connect_client(data) as client:
+            await push(client)
+            await report_request(client)
+            found = await wait_for_state(client, "ready")
         (before,) = replicas_of(found)
         process.send_signal(ending)
         process.wait(60)
     assert Path(f"/proc/{before['pid']}").exists(), "the replica ended with the control plane"
     (data / "run" / "control.sock").unlink(missing_ok=True)
-    with program(data):
-        await ready(data)
-        async with connect_client(data) as door:
-            assert replicas_of((await door.admin("GET", "/models/m"))[1]) == [before]
-            await report_request(door)
+    with control_plane_process(data):
+        await wait_ready(data)
+        async with connect_client(data) as client:
+            assert replicas_of((await client.admin("GET", "/models/m"))[1]) == [before]
+            await report_request(client)
             os.kill(before["pid"], signal.SIGKILL)
-            await door.until(
+            await client.poll_until(
                 "/models/m", lambda found: {each["runtime_id"] for each in replicas_of(found)} - {before["runtime_id"]}
             )
             await eventually(
@@ -113,25 +120,25 @@ async def test_runtimes_outlive_a_killed_control_plane(data: Path, ending: signa
 async def test_killed_push_loses_no_acknowledged_version(data: Path) -> None:
     """Versions are pushed until SIGKILL. All acknowledged versions are there after a restart."""
     acknowledged: list[str] = []
-    with program(data) as process:
-        await ready(data)
-        async with connect_client(data) as door:
+    with control_plane_process(data) as process:
+        await wait_ready(data)
+        async with connect_client(data) as client:
             for number in range(10_000):
                 version = f"{number:064x}"
                 body = encode(msgspec.structs.replace(registration(), version=version))
                 if number == 25:
                     asyncio.get_running_loop().call_later(0.05, process.kill)
                 try:
-                    status, _ = await door.ask("POST", "/internal/v1/versions", body)
+                    status, _ = await client.request("POST", "/internal/v1/versions", body)
                 except aiohttp.ClientError:
                     break
                 assert status == 201
                 acknowledged.append(version)
     (data / "run" / "control.sock").unlink(missing_ok=True)
-    with program(data):
-        await ready(data)
-        async with connect_client(data) as door:
-            _, model = await door.admin("GET", "/models/m")
+    with control_plane_process(data):
+        await wait_ready(data)
+        async with connect_client(data) as client:
+            _, model = await client.admin("GET", "/models/m")
     found = {version["version"] for version in model["versions"]}
     assert len(acknowledged) >= 25
     assert set(acknowledged) <= found

@@ -29,7 +29,14 @@ from kelvin.contracts.serving.control_messages import Feed, RequestBatch
 from kelvin.contracts.wire import decode, encode
 from tests.controlplane.billing_fixture import enter, memory_ledger_engine
 from tests.controlplane.builders import BY, NOW_S, World
-from tests.controlplane.control_plane_server import OPERATOR, ControlPlaneClient, FeedReader, ask, feed, opened
+from tests.controlplane.control_plane_server import (
+    OPERATOR,
+    ControlPlaneClient,
+    FeedReader,
+    call_admin,
+    open_feed,
+    running_control_plane,
+)
 from tests.controlplane.usage_records import END_US, request_record
 from tests.eventually import eventually
 
@@ -47,7 +54,7 @@ async def spending_row(reader: FeedReader, spent: int) -> SpendingRow:
                     return row
 
 
-async def post(door: ControlPlaneClient, *numbers: int, source: str = "activator-1") -> None:
+async def post(client: ControlPlaneClient, *numbers: int, source: str = "activator-1") -> None:
     """Post records of requests that end now, with a million prompt tokens each."""
     records = tuple(
         request_record(
@@ -56,34 +63,36 @@ async def post(door: ControlPlaneClient, *numbers: int, source: str = "activator
         )
         for number in numbers
     )  # fmt: skip
-    assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=records))))[0] == 204
+    assert (await client.request("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=records))))[
+        0
+    ] == 204
 
 
 async def test_spending_of_budgets_is_published(data: Path) -> None:
     """A row is published when a budget is set, after each batch, and in the next control plane's snapshot. It has the
     bill's total and the last record of each spool. Control: without a budget there is no row.
     """
-    async with opened(data) as door, feed(door) as reader:
+    async with running_control_plane(data) as client, open_feed(client) as reader:
         assert (await reader.line()).spending == ()
-        await post(door, 1)
-        await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"rpm": 5})
+        await post(client, 1)
+        await call_admin(client, OPERATOR, "PUT", "/tenants/default/limits", {"rpm": 5})
         line = await reader.line()
         assert (line.tenants[0].limits.rpm, line.spending) == (5, ())
-        await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1_000_000})
+        await call_admin(client, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1_000_000})
         row = await spending_row(reader, PROMPT)
         assert (row.tenant, row.seen) == ("default", {"activator-1": 1})
         assert row.ends_at_us > time.time_ns() // 1000
         assert row.prices.cost_micros(1_000_000, 0, 0) == PROMPT
-        await post(door, 2, 3)
-        await post(door, 3, 2)  # repeats
-        await post(door, 1, source="rt-1")  # an orphan record: not in `seen`, but on the bill
+        await post(client, 2, 3)
+        await post(client, 3, 2)  # repeats
+        await post(client, 1, source="rt-1")  # an orphan record: not in `seen`, but on the bill
         row = await spending_row(reader, 4 * PROMPT)
         assert row.seen == {"activator-1": 3}
-        report = (await door.admin("GET", f"/billing/report?month={row.month}"))[1]
+        report = (await client.admin("GET", f"/billing/report?month={row.month}"))[1]
         assert report["total_micros"] == row.spent_micros
         for bad in (-1, "much"):
-            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": bad}, status=400)
-    async with opened(data) as door, feed(door) as reader:
+            await call_admin(client, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": bad}, status=400)
+    async with running_control_plane(data) as client, open_feed(client) as reader:
         (again,) = (await reader.line()).spending
         assert again == row
 
@@ -100,11 +109,11 @@ async def test_budgets_are_published_after_an_error_of_the_database(
             raise errors.pop()
         return read(connection, book, now_us, tenants)
 
-    async with opened(data) as door, feed(door) as reader:
-        await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1})
+    async with running_control_plane(data) as client, open_feed(client) as reader:
+        await call_admin(client, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1})
         await spending_row(reader, 0)
         monkeypatch.setattr(controlplane.billing.spending_feed, "spending", fails)
-        await post(door, 1)
+        await post(client, 1)
         await spending_row(reader, PROMPT)
         assert errors == []
 

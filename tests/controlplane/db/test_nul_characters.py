@@ -9,7 +9,7 @@ from controlplane.db.nul_characters import RULE, check_json
 from kelvin.contracts.errors import InvalidRequest, Refused
 from kelvin.contracts.wire import encode
 from tests.controlplane.builders import registration
-from tests.controlplane.control_plane_server import ADMIN, opened, push
+from tests.controlplane.control_plane_server import ADMIN, push, running_control_plane
 from tests.controlplane.database_backends import DatabaseBackend
 from tests.controlplane.route_list import admin_routes
 from tests.controlplane.usage_records import request_record
@@ -29,8 +29,8 @@ BODIES: list[tuple[str, str, Any]] = [
 
 async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> None:
     """Each name in a path of an admin route is tested, and queries and internal routes, too."""
-    async with opened(data) as door:
-        await push(door)
+    async with running_control_plane(data) as client:
+        await push(client)
         paths = [(method, f"/admin/v1{path}") for method, path in sorted(admin_routes())]
         named = [(method, path.replace("{", "%00{")) for method, path in paths if "{" in path]
         asked = [(method, f"{path}?{name}=a%00b") for method, path in paths for name in ("tenant", "month")]
@@ -41,23 +41,23 @@ async def test_nul_in_a_path_or_query(backend: DatabaseBackend, data: Path) -> N
             ("GET", "/internal/v1/tenants/a%00b/limits"),
         ]
         for method, path in (*named, *asked, *internal):
-            status, problem = await door.ask(method, path.replace("{", "").replace("}", ""), {}, ADMIN)
+            status, problem = await client.request(method, path.replace("{", "").replace("}", ""), {}, ADMIN)
             assert (status, problem["code"]) == (400, "invalid_request"), path
             assert RULE in problem["detail"]
 
 
 async def test_nul_in_a_body(backend: DatabaseBackend, data: Path) -> None:
     """Bodies with a NUL are refused. A usage record's sender cannot correct it, so the record is set aside."""
-    async with opened(data) as door:
-        await push(door)
+    async with running_control_plane(data) as client:
+        await push(client)
         bodies = [(method, path, encode(body)) for method, path, body in BODIES]
         bodies.append(("POST", "/internal/v1/versions", encode(registration()).replace(b'"m"', b'"m\\u0000"')))
         for method, path, body in bodies:
-            status, problem = await door.ask(method, path, body, ADMIN)
+            status, problem = await client.request(method, path, body, ADMIN)
             assert (status, problem["code"]) == (400, "invalid_request"), path
             assert RULE in problem["detail"], path
         record = encode({"records": [request_record(1)]}).replace(b'"req-1"', b'"req\\u0000"')
-        assert (await door.ask("POST", "/internal/v1/usage/requests", record))[0] == 204
+        assert (await client.request("POST", "/internal/v1/usage/requests", record))[0] == 204
 
 
 @pytest.mark.parametrize(

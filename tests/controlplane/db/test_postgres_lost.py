@@ -17,11 +17,11 @@ from tests.controlplane.control_plane_server import (
     ADMIN,
     ControlPlaneClient,
     connect_client,
-    feed,
-    program,
+    control_plane_process,
+    open_feed,
     push,
-    ready,
     wait_for_state,
+    wait_ready,
 )
 from tests.controlplane.postgres_server import PostgresServer, database_name
 from tests.controlplane.usage_records import request_record
@@ -30,12 +30,12 @@ from tests.eventually import eventually
 SOURCE = "activator-1"
 
 
-def shipping(door: ControlPlaneClient, spool: Spool) -> Shipper:
+def shipping(client: ControlPlaneClient, spool: Spool) -> Shipper:
     """Return a shipper that repeats each batch until it is accepted, as an activator's does."""
 
     async def post(records: Sequence[bytes]) -> None:
         batch = b'{"records":[' + b",".join(records) + b"]}"
-        status, _ = await door.ask("POST", "/internal/v1/usage/requests", batch)
+        status, _ = await client.request("POST", "/internal/v1/usage/requests", batch)
         if status != 204:
             raise Refused(Unavailable("the control plane"))
 
@@ -48,9 +48,9 @@ async def served(spool: Spool, *numbers: int) -> None:
         await spool.append(lambda sequence, number=number: encode(request_record(number, sequence=sequence)))  # type: ignore[misc]
 
 
-async def refused(door: ControlPlaneClient, method: str, path: str, body: object) -> None:
+async def refused(client: ControlPlaneClient, method: str, path: str, body: object) -> None:
     """Check that the call is refused as retryable for a second."""
-    async with door.session.request(method, f"http://control/admin/v1{path}", json=body, headers=ADMIN) as answer:
+    async with client.session.request(method, f"http://control/admin/v1{path}", json=body, headers=ADMIN) as answer:
         problem = await answer.json()
         assert (answer.status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
         assert answer.headers["retry-after"] == "1"
@@ -63,29 +63,31 @@ async def test_control_plane_survives_a_killed_postgres(
     """A model at zero starts, the feed stays connected, changes are refused, and records wait in their spool.
     Afterwards the same process stores each record once. Control: before the kill, each is accepted.
     """
-    with program(data, database=place.url) as process:
-        await ready(data)
-        async with connect_client(data) as door, feed(door) as reader:
-            await push(door)
-            assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 1}))[0] == 200
+    with control_plane_process(data, database=place.url) as process:
+        await wait_ready(data)
+        async with connect_client(data) as client, open_feed(client) as reader:
+            await push(client)
+            assert (await client.admin("PUT", "/models/m/scale", {"grace_s": 1}))[0] == 200
             with closing(Spool.open(data / "spool", SOURCE)) as spool:
-                async with shipping(door, spool) as shipper:
+                async with shipping(client, spool) as shipper:
                     await served(spool, 1, 2)
                     await eventually(lambda: shipper.backlog == 0, "records are posted")
-                    status, problem = await door.ask("GET", "/internal/v1/backup")
+                    status, problem = await client.request("GET", "/internal/v1/backup")
                     assert (status, problem["code"], "pg_dump" in str(problem)) == (409, "conflict", True)
                     postgres.kill()
                     await served(spool, 3, 4)
-                    assert (await door.ask("POST", "/internal/v1/stats", msgspec.json.encode(stats(key()))))[0] == 204
-                    await wait_for_state(door, "ready")
-                    await refused(door, "PUT", "/models/m/scale", {"grace_s": 2})
-                    await refused(door, "POST", "/tenants", {"tenant": "acme"})
+                    assert (await client.request("POST", "/internal/v1/stats", msgspec.json.encode(stats(key()))))[
+                        0
+                    ] == 204
+                    await wait_for_state(client, "ready")
+                    await refused(client, "PUT", "/models/m/scale", {"grace_s": 2})
+                    await refused(client, "POST", "/tenants", {"tenant": "acme"})
                     await eventually(lambda: shipper.failures > 0, "a post is refused")
                     assert shipper.backlog == 2
                     postgres.start()
                     await eventually(lambda: shipper.backlog == 0, "records are posted")
-            assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 3}))[0] == 200
-            assert (await door.admin("GET", "/models/m"))[1]["scale"]["grace_s"] == 3
+            assert (await client.admin("PUT", "/models/m/scale", {"grace_s": 3}))[0] == 200
+            assert (await client.admin("GET", "/models/m"))[1]["scale"]["grace_s"] == 3
             while not any(row.model == "m" for row in (await reader.line()).models):
                 pass  # the connection lasted all the time
         assert process.poll() is None
@@ -100,37 +102,37 @@ async def test_next_control_plane_takes_over_the_database(
     postgres: PostgresServer, place: PostgresUrl, data: Path
 ) -> None:
     """A killed control plane leaves no lock, and all its acknowledged data is there."""
-    with program(data, database=place.url):
-        await ready(data)
-        async with connect_client(data) as door:
-            await push(door)
+    with control_plane_process(data, database=place.url):
+        await wait_ready(data)
+        async with connect_client(data) as client:
+            await push(client)
     (data / "run" / "control.sock").unlink()
-    with program(data, database=place.url):
-        await ready(data)
-        async with connect_client(data) as door:
-            assert (await door.admin("GET", "/models/m"))[0] == 200
+    with control_plane_process(data, database=place.url):
+        await wait_ready(data)
+        async with connect_client(data) as client:
+            assert (await client.admin("GET", "/models/m"))[0] == 200
 
 
 async def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresUrl, data: Path) -> None:
     """The control plane ends with a log message. The next one publishes no key that could not be revoked."""
     log = data.parent / "controlplane.log"
-    with program(data, database=place.url) as process:
-        await ready(data)
-        async with connect_client(data) as door:
+    with control_plane_process(data, database=place.url) as process:
+        await wait_ready(data)
+        async with connect_client(data) as client:
             postgres.keep_copy()
-            while (made := await door.admin("POST", "/keys", {"name": "lost", "scopes": ["infer"]}))[0] == 503:
+            while (made := await client.admin("POST", "/keys", {"name": "lost", "scopes": ["infer"]}))[0] == 503:
                 pass  # its session was cut
             assert made[0] == 201
-            assert "lost" in str(await door.admin("GET", "/keys"))
+            assert "lost" in str(await client.admin("GET", "/keys"))
             postgres.fail_over()
             assert await asyncio.to_thread(process.wait, 60) == 0
         assert "the database has lost what it had committed" in log.read_text()
     (data / "run" / "control.sock").unlink(missing_ok=True)
-    with program(data, database=place.url):
-        await ready(data)
-        async with connect_client(data) as door, feed(door) as reader:
+    with control_plane_process(data, database=place.url):
+        await wait_ready(data)
+        async with connect_client(data) as client, open_feed(client) as reader:
             known = [row.key_id for row in (await reader.line()).keys]
-            _, listed = await door.admin("GET", "/keys")
+            _, listed = await client.admin("GET", "/keys")
             assert "lost" not in str(listed)
             assert len(known) == 2  # the keys of every installation
 
@@ -139,11 +141,11 @@ async def test_control_plane_waits_for_postgres(postgres: PostgresServer, place:
     """It serves once the server is there. SIGTERM ends it while it waits."""
     postgres.kill()
     log = data.parent / "controlplane.log"
-    with program(data, database=place.url) as process:
+    with control_plane_process(data, database=place.url) as process:
         await eventually(lambda: "the database can't be opened" in log.read_text(), "the log says so")
         process.terminate()
         assert process.wait(60) == 0
-    with program(data, database=place.url):
+    with control_plane_process(data, database=place.url):
         await eventually(lambda: log.read_text().count("the database can't be opened") == 2, "the log says so")
         postgres.start()
-        await ready(data)
+        await wait_ready(data)

@@ -23,7 +23,7 @@ from kelvin.spool.shipper import Shipper
 from kelvin.spool.spool import Spool
 from tests.controlplane.billing_fixture import charged_records, report, rows
 from tests.controlplane.builders import installed, restore_backup
-from tests.controlplane.control_plane_server import opened
+from tests.controlplane.control_plane_server import running_control_plane
 from tests.controlplane.usage_records import END_US, lifetime_record, request_record
 
 GOOD = encode(request_record(1)), encode(request_record(3))
@@ -69,10 +69,10 @@ async def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path
     """A spool's shipper delivers everything. No record waits behind the unreadable one."""
     path = f"/internal/v1/usage/{kind}"
     good = encode(request_record(2) if kind == "requests" else lifetime_record(2))
-    async with opened(data) as door:
+    async with running_control_plane(data) as client:
 
         async def post(records: Sequence[bytes]) -> None:
-            status, _ = await door.ask("POST", path, encode(batch_of(records)))
+            status, _ = await client.request("POST", path, encode(batch_of(records)))
             if status != 204:
                 raise Refused(Unavailable("the control plane"))
 
@@ -107,9 +107,9 @@ async def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
 async def test_record_of_newer_program_waits_for_its_program(data: Path) -> None:
     """The record is refused, so its sender keeps it until the control plane is upgraded, too."""
     record = encode({**msgspec.to_builtins(request_record(2)), "surprise": 1})
-    async with opened(data) as door:
+    async with running_control_plane(data) as client:
         body = encode(batch_of([GOOD[0], record]))
-        status, problem = await door.ask("POST", "/internal/v1/usage/requests", body)
+        status, problem = await client.request("POST", "/internal/v1/usage/requests", body)
         assert (status, problem["code"]) == (400, "invalid_request")
         assert "the field 'surprise', of a newer program" in problem["detail"]
 

@@ -18,7 +18,7 @@ from kelvin.contracts.serving.degradation_steps import Ladder
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 from tests.controlplane.builders import BY, NOW_S, TENANT, opened_registry, registration
-from tests.controlplane.control_plane_server import ControlPlaneClient, opened
+from tests.controlplane.control_plane_server import ControlPlaneClient, running_control_plane
 from tests.eventually import eventually
 
 TELL_S = 1.0
@@ -130,26 +130,26 @@ async def test_revocation_reports_an_absent_activator(data: Path, monkeypatch: p
     """A real feed client connects, disconnects and reconnects: the answer says whether the revocation was delivered."""
     monkeypatch.setattr(feed_hub, "RECONNECT_S", 3600.0)
 
-    async def revoked(door: ControlPlaneClient, key_id: str, *, told: bool) -> None:
+    async def revoked(client: ControlPlaneClient, key_id: str, *, told: bool) -> None:
         async with asyncio.timeout(60):
-            while (await door.admin("POST", f"/keys/{key_id}/revoke"))[1]["told"] is not told:
+            while (await client.admin("POST", f"/keys/{key_id}/revoke"))[1]["told"] is not told:
                 pass  # the server has not noticed the change of the connection yet
 
-    async with opened(data) as door:
+    async with running_control_plane(data) as client:
         with closing(SocketDirectory(data / "run")) as directory:
             control = ServiceClient(directory, "control.sock", "the control plane")
             seen: list[Feed] = []
-            client = FeedClient(control, seen.append, NAME)
-            _, made = await door.admin("POST", "/keys", {"name": "k", "scopes": ["infer"]})
+            feed_client = FeedClient(control, seen.append, NAME)
+            _, made = await client.admin("POST", "/keys", {"name": "k", "scopes": ["infer"]})
             for told in (True, False, True):
-                following = asyncio.create_task(client.run()) if told else None
+                following = asyncio.create_task(feed_client.run()) if told else None
                 if following is not None:
-                    await eventually(lambda: client.connected)
-                await revoked(door, made["key"]["key_id"], told=told)
+                    await eventually(lambda: feed_client.connected)
+                await revoked(client, made["key"]["key_id"], told=told)
                 if following is not None:
                     following.cancel()
                     await asyncio.gather(following, return_exceptions=True)
-                    client.connected = False
+                    feed_client.connected = False
             await control.close()
 
 

@@ -12,7 +12,7 @@ from controlplane.registry.policy.version_lifecycle import VersionEvent
 from controlplane.registry.registry import Registry
 from kelvin.contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, refusal, registration
-from tests.controlplane.control_plane_server import opened, push
+from tests.controlplane.control_plane_server import push, running_control_plane
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
 
@@ -89,12 +89,12 @@ async def test_invalid_split_is_refused(tmp_path: Path) -> None:
 )
 async def test_the_route(tmp_path: Path, weights: dict[str, float], status: int) -> None:
     """An accepted split is returned, and shown in the model."""
-    async with opened(tmp_path) as door:
+    async with running_control_plane(tmp_path) as client:
         for letter in "ab":
-            await push(door, letter=letter)
-        got, answer = await door.admin("PUT", "/models/m/split", {"weights": weights})
+            await push(client, letter=letter)
+        got, answer = await client.admin("PUT", "/models/m/split", {"weights": weights})
         assert got == status, answer
         want = {each[0] * 64: weight for each, weight in weights.items()} if status == 200 else {}
         if status == 200:
             assert answer == {"weights": want}
-        assert (await door.admin("GET", "/models/m"))[1]["split"] == want
+        assert (await client.admin("GET", "/models/m"))[1]["split"] == want

@@ -18,7 +18,7 @@ from tests.cluster.fake_knative import FEATURES, FakeKnative, make_tenant_namesp
 from tests.cluster.fake_knative import SETTINGS as ON_CLUSTER
 from tests.cluster.kube_api.api_server import serving
 from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
-from tests.controlplane.control_plane_server import connect_client, program
+from tests.controlplane.control_plane_server import connect_client, control_plane_process
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.installation_processes import service
 from tests.eventually import eventually
@@ -57,7 +57,7 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
     async def main(knative: FakeKnative, autoscaler: StrictAutoscaler) -> None:
         def start() -> Any:
             (data / "run" / "control.sock").unlink(missing_ok=True)
-            return program(data, **settings)
+            return control_plane_process(data, **settings)
 
         def heard() -> float:
             found = [each.concurrency for each in autoscaler.stats if each.revision == NAME]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from coldstart_bench.harness.installation import free_port
-from tests.controlplane.control_plane_server import program
+from tests.controlplane.control_plane_server import control_plane_process
 from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
 from tests.e2e.installation_processes import service
 from tests.eventually import wait
@@ -64,7 +64,11 @@ def test_a_revoked_key_is_bad_everywhere_within_a_second(
     data = tmp_path / "data"
     (data / "run").mkdir(parents=True)
     written = [data / name for name in ("ca.pem", "admin.key", "default.key")]
-    with fake_zygote(RunDirectory(data / "run")), program(data), _activator(data) as (first, first_health):
+    with (
+        fake_zygote(RunDirectory(data / "run")),
+        control_plane_process(data),
+        _activator(data) as (first, first_health),
+    ):
         wait(lambda: all(each.exists() for each in written), "the keys are written")
         trust = ssl.create_default_context(cafile=str(data / "ca.pem"))
         infer, admin = ((data / name).read_text().strip() for name in ("default.key", "admin.key"))

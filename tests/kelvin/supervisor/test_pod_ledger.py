@@ -17,7 +17,7 @@ from kelvin.contracts.accounting.usage import LifetimeRecord
 from kelvin.contracts.roles import Role
 from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
 from kelvin.contracts.wire import decode
-from tests.controlplane.control_plane_server import program
+from tests.controlplane.control_plane_server import control_plane_process
 from tests.kelvin.crypto.pki import Authority, write
 from tests.kelvin.pods import LONG, PROMPT, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
@@ -81,7 +81,7 @@ def test_a_drain_that_is_too_short_loses_nothing(
     house, version = sealed
     with pod(house, version.id, tmp_path / "data", "--threads", "1", RUNTIME_DRAIN_S="1", **books.pods) as each:
         poll_until("it is ready", each.is_ready)
-        with program(books.data, **books.listens):
+        with control_plane_process(books.data, **books.listens):
             connection, answer = open_stream(each.port, LONG - 100)
             name = answer.headers["x-kelvin-runtime"]
             first = answer.read(1)
@@ -115,7 +115,7 @@ def test_killed_runtime_is_still_recorded(sealed: tuple[Installation, Version], 
     house, version = sealed
     data = tmp_path / "data"
     with (
-        program(books.data, **books.listens),
+        control_plane_process(books.data, **books.listens),
         pod(house, version.id, data, "--threads", "1", **books.pods) as whole,
         pod(house, version.id, tmp_path / "other", "--threads", "1", **books.pods) as part,
     ):

@@ -14,7 +14,7 @@ from kelvin.contracts.errors import Conflict, InvalidRequest, ModelNotFound, Ref
 from kelvin.contracts.numbers import MAX_LIMIT
 from kelvin.contracts.serving.degradation_steps import CapOutput, Fallback, Ladder
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, opened_registry, registration
-from tests.controlplane.control_plane_server import opened, push
+from tests.controlplane.control_plane_server import push, running_control_plane
 
 CAP = CapOutput(tokens=64, wait_s=2.5)
 SMALL = Fallback(model="small")
@@ -126,15 +126,15 @@ async def test_degradation_is_published_stored_and_removed(tmp_path: Path) -> No
 )
 async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) -> None:
     """Accepted steps are returned, and shown in the model."""
-    async with opened(tmp_path) as door:
+    async with running_control_plane(tmp_path) as client:
         for name in ("m", "small"):
-            await push(door, name)
-        got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": steps})
+            await push(client, name)
+        got, answer = await client.admin("PUT", "/models/m/ladder", {"steps": steps})
         assert got == status, answer
         want = steps if status == 200 else []
         if status == 200:
             assert answer == {"steps": want, "plans": {}}
-        assert (await door.admin("GET", "/models/m"))[1]["ladder"] == want
+        assert (await client.admin("GET", "/models/m"))[1]["ladder"] == want
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status:
 )
 async def test_the_route_for_plans(tmp_path: Path, plans: dict[str, Any], status: int) -> None:
     """Plans are stored beside the steps for all tenants. An error names the plan."""
-    async with opened(tmp_path) as door:
+    async with running_control_plane(tmp_path) as client:
         for name in ("m", "small"):
-            await push(door, name)
-        got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": STEPS[:1], "plans": plans})
+            await push(client, name)
+        got, answer = await client.admin("PUT", "/models/m/ladder", {"steps": STEPS[:1], "plans": plans})
         assert got == status, answer
         if status == 200:
             assert answer == {"steps": STEPS[:1], "plans": plans}
         elif "free" in plans:
             assert "plans.free" in answer["detail"]
-        assert (await door.admin("GET", "/models/m"))[1]["plan_ladders"] == (plans if status == 200 else {})
+        assert (await client.admin("GET", "/models/m"))[1]["plan_ladders"] == (plans if status == 200 else {})

@@ -14,7 +14,7 @@ from kelvin.contracts.wire import encode
 from kelvin.ipc.principal import PRINCIPAL_HEADER
 from kelvin.supervisor.data_lock import data_lock
 from tests.controlplane.builders import registration
-from tests.controlplane.control_plane_server import connect_client, feed, program, ready
+from tests.controlplane.control_plane_server import connect_client, control_plane_process, open_feed, wait_ready
 from tests.controlplane.machine_fixture import RunDirectory, fake_zygote
 from tests.controlplane.postgres_server import PostgresServer
 from tests.controlplane.usage_records import MONTH, lifetime_record, request_record
@@ -40,23 +40,23 @@ def postgres() -> Iterator[PostgresServer]:
 
 async def fill_installation(data: Path) -> None:
     """Create a tenant with a key, a model and a bill."""
-    await ready(data)
+    await wait_ready(data)
     async with connect_client(data) as client:
         assert (await client.admin("POST", "/tenants", {"tenant": "acme"}))[0] == 201
         assert (await client.admin("POST", "/keys?tenant=acme", {"name": "a", "scopes": ["admin"]}))[0] == 201
-        assert (await client.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+        assert (await client.request("POST", "/internal/v1/versions", encode(registration())))[0] == 201
         records = RequestBatch(records=tuple(request_record(number) for number in range(1, 6)))
-        assert (await client.ask("POST", "/internal/v1/usage/requests", encode(records)))[0] == 204
+        assert (await client.request("POST", "/internal/v1/usage/requests", encode(records)))[0] == 204
         lived = LifetimeBatch(records=(lifetime_record(1, requests=5),))
-        assert (await client.ask("POST", "/internal/v1/usage/lifetimes", encode(lived)))[0] == 204
+        assert (await client.request("POST", "/internal/v1/usage/lifetimes", encode(lived)))[0] == 204
 
 
 async def read_bill_and_keys(data: Path) -> tuple[Any, list[KeyRow]]:
     """Return the bill, and the keys as activators receive them."""
-    await ready(data)
-    async with connect_client(data) as client, feed(client) as reader:
+    await wait_ready(data)
+    async with connect_client(data) as client, open_feed(client) as reader:
         keys = sorted((await reader.line()).keys, key=lambda row: row.key_id)
-        status, bill = await client.ask("GET", f"/admin/v1/billing/report?month={MONTH}", headers=READER)
+        status, bill = await client.request("GET", f"/admin/v1/billing/report?month={MONTH}", headers=READER)
         assert status == 200
         return bill, keys
 
@@ -71,7 +71,7 @@ def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
-    with program(data) as process:
+    with control_plane_process(data) as process:
         asyncio.run(fill_installation(data))
         before = asyncio.run(read_bill_and_keys(data))
         ends(process)
@@ -86,7 +86,7 @@ def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
     assert code == 0, output
     report = json.loads(output)
     assert (report["database"], report["keys"], len(report["versions"])) == (place.url, 3, 1)
-    with program(data, database=place.url) as process:
+    with control_plane_process(data, database=place.url) as process:
         assert asyncio.run(read_bill_and_keys(data)) == before
         ends(process)
     code, output = kelvin(*words)

@@ -13,7 +13,7 @@ from controlplane.db.database import open_database
 from kelvin.cli.operations.recovery_commands import run_for_output
 from kelvin.supervisor.data_lock import AlreadyRunning, data_lock
 from tests.controlplane.builders import back_up_and_enter_one, installed
-from tests.controlplane.control_plane_server import program
+from tests.controlplane.control_plane_server import control_plane_process
 from tests.controlplane.machine_fixture import ROOT
 from tests.controlplane.postgres_server import PostgresServer
 from tests.runtime.processes import poll_until
@@ -69,7 +69,7 @@ def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> 
     data, file = tmp_path / "data", tmp_path / "made.backup"
     data.mkdir()
     words = ("restore", str(file), "--replace", "--data", str(data))
-    with program(data) as process:
+    with control_plane_process(data) as process:
         poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
         assert kelvin("backup", str(file), "--data", str(data))[0] == 0
         code, output = kelvin(*words)
@@ -112,7 +112,10 @@ def test_external_database_is_refused_by_backup(tmp_path: Path, is_file: bool) -
     """The running installation refuses with the setting and the tool to use."""
     data, file = tmp_path / "data", tmp_path / "made.backup"
     data.mkdir()
-    with PostgresServer() as postgres, program(data, **({} if is_file else {"database": postgres.database().url})):
+    with (
+        PostgresServer() as postgres,
+        control_plane_process(data, **({} if is_file else {"database": postgres.database().url})),
+    ):
         poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
         code, output = kelvin("backup", str(file), "--data", str(data))
     assert (code, file.exists()) == ((0, True) if is_file else (1, False)), output
