@@ -4,4 +4,6 @@ import multiprocessing
 from typing import Final
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["activator.app.app", "tests.activator.hatching", "tests.controlplane.fake_zygote"])
+FORKS.set_forkserver_preload(
+    ["activator.app.app", "tests.activator.forked_activator", "tests.controlplane.fake_zygote"]
+)

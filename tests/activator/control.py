@@ -112,8 +112,8 @@ class FakeControl:
         self.posts: list[Stats] = []
         self.records: list[RequestRecord] = []
         self.used_at_s: dict[str, int] = {}
-        self.beginning = 0  # requests whose head has arrived since the start
-        self.seen_inward: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.started_requests = 0  # requests whose head has arrived since the start
+        self.forwarded_requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.timelines: dict[tuple[str, str], TimelineAnswer] = {}
         self.refuse_usage = False
         self.silent: set[str] = set()  # paths that are accepted and never answered
@@ -263,9 +263,9 @@ class FakeControl:
         return web.Response(body=encode(found))
 
     async def _echo(self, request: web.Request) -> web.Response:
-        self.beginning += 1
+        self.started_requests += 1
         body = await request.read()
-        self.seen_inward.append((request.method, request.raw_path, dict(request.headers), body))
+        self.forwarded_requests.append((request.method, request.raw_path, dict(request.headers), body))
         return web.Response(status=201, body=b"echo:" + body, headers={"x-kelvin-secret": "no", "x-fine": "yes"})
 
     async def _notify(self) -> None:

@@ -234,12 +234,12 @@ class FakeReplica:
         self.calls: list[ReceivedRequest] = []
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
-        self.disowned: list[str] = []  # deleted requests that another replica answered
+        self.answered_elsewhere: list[str] = []  # deleted requests that another replica answered
         self.acknowledged: list[int] = []
         self.recorded: list[str] = []
-        self.deaf = False  # accept receipts but never answer
+        self.ignores_receipts = False  # accept receipts but never answer
         self.running = 0
-        self.most = 0
+        self.max_running = 0
         self.events = asyncio.Condition()
         self._listening: StubServer | None = None
         self._transports: set[asyncio.Transport] = set()
@@ -310,7 +310,7 @@ class FakeReplica:
         self._transports.add(transport)
         self.calls.append(call)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         await self.changed()
         try:
             await call.run(self.script)
@@ -328,7 +328,7 @@ class FakeReplica:
         request_id = request.match_info["id"]
         self.deleted.append(request_id)
         if "x-kelvin-elsewhere" in request.headers:
-            self.disowned.append(request_id)
+            self.answered_elsewhere.append(request_id)
         still_open = [call for call in self.calls if call.request_id == request_id and call.request.transport]
         if still_open and not still_open[0].request.transport.is_closing():  # type: ignore[union-attr]
             self.deleted_before_close.append(request_id)
@@ -338,7 +338,7 @@ class FakeReplica:
         return web.Response(status=204)
 
     async def _receipts(self, request: web.Request) -> web.Response:
-        if self.deaf:
+        if self.ignores_receipts:
             await asyncio.Event().wait()
         for receipt in decode(await request.read(), Receipts).receipts:
             self.acknowledged.append(receipt.completion_tokens)

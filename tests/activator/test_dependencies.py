@@ -46,7 +46,7 @@ async def replica(outage: OutageWorld) -> None:
 
 async def receipts(outage: OutageWorld) -> None:
     """The replica answers requests but no receipts."""
-    outage.here.replicas[0].deaf = True
+    outage.here.replicas[0].ignores_receipts = True
     for _ in range(8):
         assert (await outage.here.post()).status == 200
     assert len(await outage.here.control.wait_for_records(8)) == 8

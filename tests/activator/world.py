@@ -21,7 +21,7 @@ from coldstart_bench.harness.installation import free_port
 from kelvin.contracts.serving.control_messages import ReplicaRow
 from kelvin.ipc.socket_directory import SocketDirectory, peer_pid
 from tests.activator.control import KEY, MARKER, VERSION, FakeControl, limited, replica_row
-from tests.activator.hatching import ForkedActivator
+from tests.activator.forked_activator import ForkedActivator
 from tests.activator.replica import FakeReplica, Script, hello
 
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
@@ -72,17 +72,17 @@ class ActivatorWorld:
         return f"https://localhost:{self.port}"
 
     async def replica(
-        self, name: str, script: Script = hello, *, told: bool = True, settles: bool = True, **row: Any
+        self, name: str, script: Script = hello, *, is_published: bool = True, waits_until_read: bool = True, **row: Any
     ) -> FakeReplica:
-        """Start a replica. If `told`, publish its row with these fields in the feed. If it also `settles`, the
-        activator has read the row on return.
+        """Start a replica. If `is_published`, publish its row with these fields in the feed. With `waits_until_read`,
+        the activator has read the row on return.
         """
         replica = FakeReplica(script)
         await replica.start(self.data / "run", name)
         self.replicas.append(replica)
-        if told:
+        if is_published:
             self.control.publish(replica_row(name, **row))
-        if told and settles:
+        if is_published and waits_until_read:
             await self.settled()
         return replica
 
@@ -170,8 +170,8 @@ class ActivatorWorld:
         self.process = ForkedActivator(self.program, self.environment, self.data / "log", self.listener)
         await _until_ready(self.data, self.process, path)
 
-    async def beside(self) -> ForkedActivator:
-        """Start another activator on the same data and listener. Return the first once the other is ready."""
+    async def start_successor(self) -> ForkedActivator:
+        """Start another activator on the same data and listener. Return the old one once the new one is ready."""
         old, self.process = (
             self.process,
             ForkedActivator(self.program, self.environment, self.data / "log", self.listener),

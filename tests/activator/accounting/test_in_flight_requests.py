@@ -81,7 +81,7 @@ async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
         await task
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_cancellations_are_bounded() -> None:
     """Only the two latest request ids are remembered. The oldest is forgotten first."""
     in_flight = InFlightRequests(remembered=2)
     for request_id in ("r1", "r2", "r3"):

@@ -111,7 +111,7 @@ class IsolationWorld:
             rows, versions = [], []
             for at, (model, version) in enumerate(itertools.product(MODELS, VERSIONS)):
                 owner, _, name = model.partition("/")
-                replica = await door.replica(f"r{at}", told=False)
+                replica = await door.replica(f"r{at}", is_published=False)
                 replica.script = self._script(owner, model, version)
                 row = replica_row(f"r{at}", version=version)
                 rows.append(msgspec.structs.replace(row, tenant=owner, model=name))

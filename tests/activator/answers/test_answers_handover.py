@@ -36,7 +36,7 @@ async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
             replica = await here.replica("a", held)
             first = asyncio.create_task(here.post(**ALONE))
             await replica.until(lambda r: len(r.calls) == 1)
-            old = await here.beside()
+            old = await here.start_successor()
             repeats = [asyncio.create_task(here.post(**ALONE)) for _ in range(8)]
             old.send_signal(signal.SIGUSR1)
             refused: set[asyncio.Task[ReceivedResponse]] = set()
@@ -72,7 +72,7 @@ async def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: sig
             replica = await here.replica("a")
             first = await here.post(**ALONE)
             for _ in range(2):
-                old = await here.beside()
+                old = await here.start_successor()
                 old.send_signal(ends)
                 assert await old.wait() == (0 if ends is signal.SIGUSR1 else -ends)
             again = await asyncio.wait_for(here.post(**ALONE), 10)
@@ -90,7 +90,7 @@ async def test_deadline_passed_in_a_claim_reports_the_wait(tmp_path: Path) -> No
     listener = listen("127.0.0.1", 0)
     try:
         async with world(tmp_path, listener=listener) as here:
-            old = await here.beside()
+            old = await here.start_successor()
             old.send_signal(signal.SIGSTOP)
             try:
                 got = await asyncio.wait_for(here.post(**ALONE, x_kelvin_deadline_ms="300"), 30)

@@ -54,7 +54,7 @@ def test_a_tenant_has_a_key_of_its_own() -> None:
     assert Sealer(SECRET).open(AnswerKey("other", one.name, one.fingerprint, ""), sealed) is None
 
 
-def test_nothing_of_an_answer_can_be_read_in_it() -> None:
+def test_sealed_answer_reveals_no_content() -> None:
     """The sealed bytes don't contain the body, fail to open if one bit changes, and differ each time."""
     one, sealer = derive_answer_key(SECRET, "acme", b"k", [b"x"]), Sealer(SECRET)
     first, second = (sealer.seal(one, ANSWER) for _ in range(2))

@@ -114,7 +114,7 @@ async def test_slow_client_does_not_delay_a_fast_one(tmp_path: Path) -> None:
         assert len(replica.calls) == 2
 
 
-async def test_what_is_too_large_to_be_kept_is_not_joined(tmp_path: Path) -> None:
+async def test_oversized_response_is_not_joined(tmp_path: Path) -> None:
     """The beginning of a large answer is dropped, so a repeat gets 409 while it runs. Afterwards the key is free."""
     piece, go = "x" * 60_000, asyncio.Event()
 

@@ -135,7 +135,7 @@ def test_control_store_without_tenants_is_detected(tmp_path: Path, shared: bool)
     """Negative control: for each store, the same sequences find a leak when its names leave the tenant out."""
     leaks = tmp_path / "leaks"
     leaks.write_text("")
-    with kept(tmp_path, shared, "tests.activator.leaking", leaks=leaks) as (here, run):
+    with kept(tmp_path, shared, "tests.activator.tenant_leak", leaks=leaks) as (here, run):
         for store in ("once", "cache", "ladder"):
             leaks.write_text(store)
             with pytest.raises(TenantLeak):

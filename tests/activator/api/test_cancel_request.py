@@ -112,7 +112,7 @@ async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body:
             await replica.until(lambda r: r.deleted == [record.request_id])
             assert reach is _prefilling or replica.deleted_before_close == replica.deleted
         if reach is _restoring:
-            await here.replica("late", settles=False)
+            await here.replica("late", waits_until_read=False)
         if reach is _queued:
             assert (await _cancel(here, "holder")).status == 204
             assert (await HELD.pop()).status == 499
@@ -173,6 +173,6 @@ async def test_shared_client_id_cancels_all_its_requests(tmp_path: Path) -> None
         await here.wait_for_queued(3)
         assert (await _cancel(here)).status == 204
         assert [got.status for got in await asyncio.gather(*both)] == [499, 499]
-        replica = await here.replica("a", version=OTHER, settles=False)
+        replica = await here.replica("a", version=OTHER, waits_until_read=False)
         assert (await bystander).status == 200
         assert len(replica.calls) == 1

@@ -92,7 +92,7 @@ async def test_granted_model_is_listed(tmp_path: Path) -> None:
         assert (await here.post(body=CHAT | {"model": "theirs"}, key=NARROW)).status == 404
 
 
-async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
+async def test_guest_is_held_to_its_own_limits(tmp_path: Path) -> None:
     """The caller's own limit holds: its second request is refused, and the owner's request goes on."""
 
     held = Held()

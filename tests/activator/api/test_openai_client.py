@@ -58,7 +58,7 @@ async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) 
         asked = asyncio.create_task(ask())
         await here.control.wait_for_stat(1.0)
         await asyncio.sleep(1.3)
-        await here.replica("a", settles=False)
+        await here.replica("a", waits_until_read=False)
         assert await asked == ["hel", "lo"]
 
 

@@ -48,7 +48,7 @@ async def test_principal_header_is_set_by_the_activator_only(tmp_path: Path) -> 
         assert got.headers["x-request-id"].startswith("req_")
         assert "x-kelvin-secret" not in got.headers
         assert got.headers["x-fine"] == "yes"
-        method, path, headers, _ = here.control.seen_inward[-1]
+        method, path, headers, _ = here.control.forwarded_requests[-1]
         assert (method, path) == ("PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F")
         lower = {name.lower(): value for name, value in headers.items()}
         assert json.loads(lower["x-kelvin-principal"]) == {
@@ -69,7 +69,7 @@ async def test_refusals_are_problem_details(tmp_path: Path) -> None:
         assert (got.status, _problem(got.body)) == (403, "insufficient_scope")
         got = await here.get("/push/v1/plans", key=ADMIN)
         assert (got.status, _problem(got.body)) == (503, "unavailable")
-        assert here.control.seen_inward == []
+        assert here.control.forwarded_requests == []
         assert (await here.get("/admin/v1/status", key=ADMIN)).status == 201  # control
 
 
@@ -114,7 +114,7 @@ async def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None
         )
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
         writer.transport.abort()
-        assert here.control.seen_inward == []
+        assert here.control.forwarded_requests == []
 
 
 async def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
                 assert answer.status == 413
         except ConnectionError:
             pass  # refused while the client was still sending
-        assert len(snapshotter.seen_inward) == 1
+        assert len(snapshotter.forwarded_requests) == 1
         await snapshotter.stop()
 
 
@@ -166,7 +166,7 @@ async def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str
             _, writer = await here.raw(f"{head}Content-Length: 10000\r\n\r\n.".encode())
             stalled.append(writer)
         behind = here.control if service == "admin" else snapshotter
-        await eventually(lambda: behind.beginning >= CALLS_OF_TENANT, "they are being received")
+        await eventually(lambda: behind.started_requests >= CALLS_OF_TENANT, "they are being received")
         async with asyncio.timeout(5):
             assert (await here.request("PUT", f"/{service}/v1/x", b"1", PUSHER)).status == 201
             refused = await here.request("PUT", f"/{service}/v1/x", b"1", ADMIN)
@@ -176,7 +176,7 @@ async def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str
         await snapshotter.stop()
 
 
-async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
+async def test_client_deadline_limits_internal_calls(tmp_path: Path) -> None:
     """The client's deadline gives 504 though the service is slow. An invalid deadline is refused at once."""
     held = asyncio.Event()
 

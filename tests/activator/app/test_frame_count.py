@@ -11,7 +11,7 @@ MOST = 325  # frames; a stage that a request does not use costs it none, or one
 async def counted(tmp_path: Path, planted: int = 0) -> int:
     """Return the smallest number of frames that one request enters."""
     path = tmp_path / "counted"
-    async with world(tmp_path, program="tests.activator.calling", counted=path, planted=planted) as here:
+    async with world(tmp_path, program="tests.activator.frame_counting", counted=path, planted=planted) as here:
         await here.replica("a")
         for _ in range(REQUESTS):
             assert (await here.post()).status == 200
@@ -23,6 +23,6 @@ async def test_a_plain_request_enters_few_frames(tmp_path: Path) -> None:
     assert await counted(tmp_path) <= MOST
 
 
-async def test_frames_that_are_added_are_counted(tmp_path: Path) -> None:
+async def test_control_added_frames_are_counted(tmp_path: Path) -> None:
     """Negative control: added frames are counted."""
     assert await counted(tmp_path, planted=MOST) > MOST

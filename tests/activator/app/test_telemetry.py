@@ -19,7 +19,7 @@ async def _until(collector: Receiver, request_id: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hang", "refuse"])
-async def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode: str) -> None:
+async def test_silent_trace_collector_fails_no_request(tmp_path: Path, mode: str) -> None:
     """Requests are served and the activator stops in time. A collector that accepts again receives traces again."""
     with receiver.running() as collector:
         async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1) as here:
@@ -41,7 +41,7 @@ async def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode
             assert await here.terminate() == 0
 
 
-async def test_what_waits_is_sent_before_the_end(tmp_path: Path) -> None:
+async def test_waiting_spans_are_exported_at_stop(tmp_path: Path) -> None:
     """A request right before the stop is exported. The replica gets the caller's trace id with our span as parent."""
     with receiver.running() as collector:
         async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1) as here:

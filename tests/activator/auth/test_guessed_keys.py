@@ -114,7 +114,7 @@ async def test_guesses_from_many_addresses_use_bounded_memory(limits: FailedAuth
         assert not door.held
 
 
-async def test_a_guess_costs_about_what_a_good_key_does() -> None:
+async def test_guessed_key_costs_as_much_as_a_good_one() -> None:
     """Measured in processor time, before any body is read."""
 
     async with limiter_world() as good, limiter_world() as bad:

@@ -31,7 +31,7 @@ def row(model: str, *steps: DegradationStep, grantees: tuple[str, ...] = ()) -> 
 
 async def small(here: ActivatorWorld, *steps: DegradationStep, name: str = "small") -> FakeReplica:
     """Publish another model, with one replica."""
-    replica = await here.replica(name, model=name, settles=False)
+    replica = await here.replica(name, model=name, waits_until_read=False)
     here.control.publish(
         models=(row(name, *steps),),
         versions=(version_row("default", name, VERSION),),
@@ -166,7 +166,7 @@ async def test_long_queue_triggers_a_degradation_step(tmp_path: Path) -> None:
         assert DEGRADED not in (await waiting).headers
 
 
-async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> None:
+async def test_guest_falls_back_only_to_callable_models(tmp_path: Path) -> None:
     """Without a grant of the fallback model the caller gets the refusal. With a grant it is charged for that model."""
 
     async with full(tmp_path) as (here, _):
@@ -242,7 +242,7 @@ async def test_failed_start_falls_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "want"), [(1024, 200), (1025, 503)])
-async def test_fallback_respects_the_other_models_limits(tmp_path: Path, tokens: int, want: int) -> None:
+async def test_fallback_respects_the_fallback_models_limits(tmp_path: Path, tokens: int, want: int) -> None:
     """A request above the fallback model's limit is not sent to it."""
 
     async with full(tmp_path) as (here, _):

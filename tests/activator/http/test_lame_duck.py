@@ -29,7 +29,7 @@ async def _run_load(tmp_path: Path, number: signal.Signals, rounds: int) -> list
 
             async def change() -> None:
                 for _ in range(rounds):
-                    old = await here.beside()
+                    old = await here.start_successor()
                     old.send_signal(number)
                     async with asyncio.timeout(60):
                         assert await old.wait() == 0

@@ -55,7 +55,7 @@ async def test_request_not_known_to_be_late_waits(
         headers = {} if deadline_ms is None else {"x_kelvin_deadline_ms": deadline_ms}
         request_task = asyncio.create_task(here.post(**headers))
         await here.control.wait_for_stat(1.0)
-        await here.replica("a", settles=False)
+        await here.replica("a", waits_until_read=False)
         assert (await request_task).status == 200
 
 
@@ -68,7 +68,7 @@ async def test_running_start_uses_its_own_forecast(tmp_path: Path) -> None:
         )
         request_task = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
         await here.control.wait_for_stat(1.0)
-        await here.replica("a", settles=False)
+        await here.replica("a", waits_until_read=False)
         assert (await request_task).status == 200
 
 

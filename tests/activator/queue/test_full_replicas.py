@@ -109,7 +109,7 @@ async def test_two_activators_at_a_runtime(tmp_path: Path) -> None:
         ):
             credits, sources = runtime.replica.credits, set[str]()
             await here.publish(replica_row("x", LIMITS.max_streams))
-            old = await here.beside()
+            old = await here.start_successor()
             async with asyncio.timeout(90):
                 while len(sources) < 2:
                     requests = [asyncio.create_task(here.post(**ALONE)) for _ in range(2 * LIMITS.max_streams)]

@@ -144,8 +144,8 @@ class HedgeWorld:
         for name, replica in self.replicas.items():
             for heard in replica.calls:
                 if heard.answer is not None and not heard.is_cut and (heard.request_id, name) not in recorded:
-                    assert heard.request_id in replica.disowned, (heard.request_id, name)
-                if heard.request_id in replica.disowned:
+                    assert heard.request_id in replica.answered_elsewhere, (heard.request_id, name)
+                if heard.request_id in replica.answered_elsewhere:
                     assert (heard.request_id, name) not in recorded
 
     def _running(self) -> int:

@@ -207,7 +207,7 @@ async def test_only_waits_for_a_start_outlast_the_retry_time(tmp_path: Path) -> 
         assert counted.get(("unavailable", "again"), 0) + 1 >= len(only.calls) >= 1
 
         assert not waits.done()
-        await here.replica("new", version=OTHER, settles=False)
+        await here.replica("new", version=OTHER, waits_until_read=False)
         assert (await waits).status == 200
 
 
@@ -245,7 +245,7 @@ async def test_retry_goes_to_the_version_that_the_alias_names_by_then(
         first = await here.replica("a", script)
         request_task = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
-        await here.replica("b", told=False)
+        await here.replica("b", is_published=False)
         await here.publish(replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed)
         script.release()
         got = await asyncio.wait_for(request_task, 20)
@@ -267,7 +267,7 @@ async def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, mod
     async with world(tmp_path) as here:
         request_task = asyncio.create_task(here.post(body={"model": model, "messages": []}))
         await here.control.wait_for_stat()
-        await here.replica("b", told=False)
+        await here.replica("b", is_published=False)
         here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
         got = await asyncio.wait_for(request_task, 20)
         assert got.status == want

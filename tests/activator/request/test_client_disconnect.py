@@ -176,4 +176,4 @@ async def test_leaving_while_a_slot_is_granted_leaks_nothing(tmp_path: Path) -> 
             await asyncio.gather(*(come_and_go(turn) for turn in range(30)))
         assert (await here.post()).status == 200
         await replica.until(lambda r: r.running == 0)
-        assert replica.most == 1
+        assert replica.max_running == 1

@@ -30,7 +30,7 @@ async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Pa
         await here.control.wait_for_stat(1.0)
         began = time.monotonic()
         await asyncio.sleep(2.5)
-        await here.replica("a", settles=False)
+        await here.replica("a", waits_until_read=False)
         got = await request_task
         events = got.body.split(b"\n\n")
         beats = [event for event in events if event.startswith(b": waiting")]
@@ -76,7 +76,7 @@ async def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         request_task = asyncio.create_task(here.post())
         await here.control.wait_for_stat(1.0)
-        await here.replica("a", restore=(), settles=False)
+        await here.replica("a", restore=(), waits_until_read=False)
         cold, warm = await request_task, await here.post()
         assert (cold.status, warm.status) == (200, 200)
         for got, want in ((cold, True), (warm, False)):
@@ -99,7 +99,7 @@ async def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None
         said = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=60_000, bytes_to_bring=7, tier="nvme")
         here.control.publish(forecasts=(said,))
         await asyncio.sleep(1.2)
-        await here.replica("a", settles=False)
+        await here.replica("a", waits_until_read=False)
         got = await request_task
         beat = next(event for event in got.body.split(b"\n\n") if event.startswith(b": waiting"))
         found = re.fullmatch(
@@ -119,7 +119,7 @@ async def test_the_poke_precedes_every_other_report(tmp_path: Path) -> None:
             request_task = asyncio.create_task(here.post())
             await here.control.wait_for_stat(1.0, turn + 1)
             delays_s.append(time.monotonic() - began)
-            await here.replica(f"r{turn}", settles=False)
+            await here.replica(f"r{turn}", waits_until_read=False)
             assert (await request_task).status == 200
             await here.publish(removed=(f"r{turn}",))
             # Forgotten after an idle second, so that the next request is a first one again.
@@ -134,7 +134,7 @@ async def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: 
         request_task = asyncio.create_task(here.post())
         await here.control.wait_for_stat(1.0)
         await asyncio.sleep(1.2)
-        await here.replica("a", settles=False)
+        await here.replica("a", waits_until_read=False)
         got = await request_task
         assert got.status == 200
         assert got.body.startswith(b"{")
@@ -224,7 +224,7 @@ async def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path)
             while not any(s.concurrency >= 1 for post in here.control.posts[before:] for s in post.stats):
                 await asyncio.sleep(0.005)
             delays_s.append(time.monotonic() - began)
-            await here.replica(f"r{turn}", settles=False)
+            await here.replica(f"r{turn}", waits_until_read=False)
             assert (await request_task).status == 200
             if delays_s[-1] < 0.5:
                 return
@@ -249,11 +249,11 @@ async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> N
         await _all_inside(here, 200)
         pokes = [s for s in here.control.stats if (s.concurrency, s.requests) in ((1.0, 1), (1.0, 0))]
         most_pokes = 1 + int((time.monotonic() - began) / waker.AGAIN_S)
-        replica = await here.replica("a", settles=False)
+        replica = await here.replica("a", waits_until_read=False)
         answers = await asyncio.gather(*request_tasks)
         assert [got.status for got in answers] == [200] * 200
         assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)
-        assert 1 <= replica.most <= 8
+        assert 1 <= replica.max_running <= 8
         assert 1 <= len(pokes) <= most_pokes, pokes
         records = await here.control.wait_for_records(200)
         assert sorted(record.sequence for record in records) == list(range(1, 201))

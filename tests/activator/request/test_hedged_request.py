@@ -82,7 +82,7 @@ async def test_second_attempt_wins_when_it_starts_first(tmp_path: Path, first: S
         assert request.call.upstream is not None
         request.call.upstream.report_recorded()
         await at_b.until(lambda replica: replica.recorded == [request.name])
-        await at_a.until(lambda replica: replica.disowned == [request.name])
+        await at_a.until(lambda replica: replica.answered_elsewhere == [request.name])
         assert not at_a.recorded
 
 
@@ -94,7 +94,7 @@ async def test_first_attempt_wins_when_it_starts_first(tmp_path: Path, second: S
         assert await outcome(request) is OK
         assert answering_replicas(request) == "aaa"
         assert (request.call.account.runtime_id, here.hedge_outcomes()) == ("a", {"first": 1})
-        await at_b.until(lambda replica: replica.disowned == [request.name])
+        await at_b.until(lambda replica: replica.answered_elsewhere == [request.name])
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ async def test_client_disconnect_cancels_both_attempts(tmp_path: Path) -> None:
         request.task.cancel()
         await asyncio.wait((request.task,))
         assert here.hedge_outcomes() == {"neither": 1}
-        assert (at_a.deleted, at_a.disowned) == ([request.name], [])
-        await at_b.until(lambda replica: replica.disowned == [request.name])
+        assert (at_a.deleted, at_a.answered_elsewhere) == ([request.name], [])
+        await at_b.until(lambda replica: replica.answered_elsewhere == [request.name])
 
 
 async def _busy(here: HedgeWorld) -> None:

@@ -51,7 +51,7 @@ async def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp
         (record,) = [each for each in records if each.request_id == got.headers["x-request-id"]]
         assert (record.outcome, record.completion_tokens) == ("ok", 2)
         quick, slow = here.replicas if record.runtime_id == "a" else reversed(here.replicas)
-        await slow.until(lambda replica: replica.disowned == [record.request_id])
+        await slow.until(lambda replica: replica.answered_elsewhere == [record.request_id])
         assert quick.calls[-1].request_id == record.request_id
         await quick.until(lambda replica: record.request_id in replica.recorded)
         assert record.request_id not in slow.recorded

@@ -6,14 +6,14 @@ from typing import TypedDict
 
 import pytest
 
-from tests.activator.counting import MARK
+from tests.activator.decode_counting import MARK
 from tests.activator.world import CHAT, world
 
 BODY = json.dumps(CHAT | {"user": MARK, "pad": "x" * 40_000}, indent=1).encode()
 
 
 class Counted(TypedDict, total=False):
-    """Settings of `counting.py`."""
+    """Settings of `decode_counting.py`."""
 
     planted: int
 
@@ -29,7 +29,7 @@ async def test_body_is_decoded_once(tmp_path: Path, settings: Counted, want: int
     """One decode per request, whole or streamed, served or refused. The replica gets the same bytes."""
     counted = tmp_path / "counted"
 
-    async with world(tmp_path, program="tests.activator.counting", **settings, counted=counted) as here:
+    async with world(tmp_path, program="tests.activator.decode_counting", **settings, counted=counted) as here:
         replica = await here.replica("a")
         assert (await here.post(body=BODY)).status == 200
         assert replica.calls[0].body == BODY

@@ -89,7 +89,7 @@ async def test_previous_version_answers_until_the_new_is_ready(tmp_path: Path) -
 
     async with world(tmp_path) as here:
         old = await here.replica("old", max_streams=2)
-        await here.replica("new", held, told=False)
+        await here.replica("new", held, is_published=False)
         await here.publish(models=(deployed,))
         got = await here.post()
         assert (got.status, got.headers["x-kelvin-version"]) == (200, VERSION)

@@ -104,7 +104,7 @@ async def test_retired_session_closes_although_its_replica_is_deaf(
     """A pending receipt call may take longer than the background task that closes the session."""
     monkeypatch.setattr(replica_sessions, "RECEIPT_TIMEOUT_S", 0.2)
     replica, background_tasks = FakeReplica(), BackgroundTasks()
-    replica.deaf = True
+    replica.ignores_receipts = True
     await replica.start(tmp_path, "a")
     session = ReplicaSession(SocketConnector(str(tmp_path / "rt-a.sock")), background_tasks)
     session.receipt_sender.queue_receipt(_receipt("x", 1))
