@@ -141,7 +141,7 @@ class OrphanRecords:
         """Keep the account of a request that has left the engine and whose record is unconfirmed."""
         previous = self._pending.pop(account.request_id, None)
         if previous is None and len(self._pending) >= MAX_PENDING_RECORDS:
-            self._write(next(iter(self._pending)), why="too many requests without a record")
+            self._write(next(iter(self._pending)), reason="too many requests without a record")
         loop = asyncio.get_running_loop()
         self._pending[account.request_id] = _PendingRecord(account, loop.time() if connection_lost else None)
         self._empty.clear()
@@ -182,7 +182,7 @@ class OrphanRecords:
     async def flush(self) -> None:
         """Write all accounts that are pending. Return when each record is durable or has failed."""
         for request_id in list(self._pending):
-            self._write(request_id, why="the replica ends")
+            self._write(request_id, reason="the replica ends")
         while self._writing:
             await asyncio.wait(self._writing)
 
@@ -198,8 +198,8 @@ class OrphanRecords:
         dead = frozenset(activator for activator in activators if not self._is_alive(activator))
         still_dead, self._dead_activators = dead & self._dead_activators, dead
         for request_id, pending in list(self._pending.items()):
-            left = pending.lost_at_s is not None and pending.lost_at_s <= due_s
-            if left or pending.account.activator in still_dead:
+            is_lost = pending.lost_at_s is not None and pending.lost_at_s <= due_s
+            if is_lost or pending.account.activator in still_dead:
                 self._write(request_id)
         if self._pending:
             self._poll_timer = loop.call_later(self._poll_s, self._poll_activators)
@@ -220,17 +220,17 @@ class OrphanRecords:
                 self._poll_timer.cancel()
                 self._poll_timer = None
 
-    def _write(self, request_id: str, level: int = logging.WARNING, why: str = "activator lost") -> None:
+    def _write(self, request_id: str, level: int = logging.WARNING, reason: str = "activator lost") -> None:
         account = self._pending.pop(request_id).account
         self._stop_polling()
-        task = asyncio.get_running_loop().create_task(self._append(account, level, why), name=f"orphan-{request_id}")
+        task = asyncio.get_running_loop().create_task(self._append(account, level, reason), name=f"orphan-{request_id}")
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
-    async def _append(self, account: UnconfirmedRequest, level: int, why: str) -> None:
+    async def _append(self, account: UnconfirmedRequest, level: int, reason: str) -> None:
         try:
             await self._append_record(lambda sequence: encode(account.build_record(self._source, sequence)))
-            log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
+            log.log(level, reason, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
             # The meter page still counts the request, so the usage audit reports it.
             log.error("record lost", extra={"request_id": account.request_id, "error": repr(error)})

@@ -23,17 +23,17 @@ def choose_rows(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, 
     per round, until rows times the longest row would exceed `max_tokens`. The first sequence is taken whatever its
     length. The caller moves requests that had rows to the end of the order. Then a long request delays no other.
     """
-    taken = [0] * len(queues)
+    counts = [0] * len(queues)
     rows = longest = 0
-    for turn in range(max(map(len, queues), default=0)):
+    for round_index in range(max(map(len, queues), default=0)):
         for index, lengths in enumerate(queues):
-            if turn >= len(lengths):
+            if round_index >= len(lengths):
                 continue
-            if rows and (rows + 1) * max(longest, lengths[turn]) > max_tokens:
-                return tuple(taken)
-            rows, longest = rows + 1, max(longest, lengths[turn])
-            taken[index] += 1
-    return tuple(taken)
+            if rows and (rows + 1) * max(longest, lengths[round_index]) > max_tokens:
+                return tuple(counts)
+            rows, longest = rows + 1, max(longest, lengths[round_index])
+            counts[index] += 1
+    return tuple(counts)
 
 
 def next_row_limit(rows: int, elapsed_s: float, row_limit: int, max_rows: int) -> int:
@@ -68,8 +68,8 @@ class BatchingWindow:
     def next_window(self, batch: BatchObservation) -> "BatchingWindow":
         """Return the next window: doubled, up to the cap, if sharing paid off; otherwise halved, down to 0."""
         if batch.requests == 1:
-            known = batch.compute_s if self.single_request_s is None else self.single_request_s
-            single_request_s = known + _SMOOTHING * (batch.compute_s - known)
+            cost_s = batch.compute_s if self.single_request_s is None else self.single_request_s
+            single_request_s = cost_s + _SMOOTHING * (batch.compute_s - cost_s)
             return replace(self, wait_s=_halved(self.wait_s), single_request_s=single_request_s)
         if self._did_pay_off(batch):
             return replace(self, wait_s=min(self.cap_s, max(FIRST_WAIT_S, 2 * self.wait_s)))

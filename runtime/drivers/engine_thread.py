@@ -129,23 +129,23 @@ class EngineThread:
             self._step_started_s = None
             with self._wake:
                 self._poisoned = self._poisoned or Internal()
-                orphans = sorted(self._inside)
+                request_ids = sorted(self._inside)
                 self._inside.clear()
             with suppress(Exception):
-                self._on_events([Failed(request_id, Internal(), Counts()) for request_id in orphans])
+                self._on_events([Failed(request_id, Internal(), Counts()) for request_id in request_ids])
                 self._on_busy(False)
 
     def _take_inbox(self) -> tuple[list[Request], list[str], Failure | None]:
         """Wait for work, then return everything in the inbox."""
-        step_at = time.monotonic() + self._engine.batching_delay_s if self._engine.has_work else None
-        probe_at = time.monotonic() + self._probe_after_s if self._engine.needs_probe else None
+        step_at_s = time.monotonic() + self._engine.batching_delay_s if self._engine.has_work else None
+        probe_at_s = time.monotonic() + self._probe_after_s if self._engine.needs_probe else None
         with self._wake:
             while not (self._inbox or self._cancels or self._stopping):
-                due_at = probe_at if step_at is None else step_at
-                left = None if due_at is None else due_at - time.monotonic()
-                if left is not None and left <= 0:
+                due_at_s = probe_at_s if step_at_s is None else step_at_s
+                remaining_s = None if due_at_s is None else due_at_s - time.monotonic()
+                if remaining_s is not None and remaining_s <= 0:
                     break
-                self._wake.wait(left)
+                self._wake.wait(remaining_s)
             requests, cancels = list(self._inbox), list(self._cancels)
             self._inbox.clear()
             self._cancels.clear()

@@ -13,8 +13,8 @@ MAX_PENDING_BATCHES: Final = 64  # how many steps the loop may be behind before 
 _POST_RETRY_S: Final = 1.0
 
 
-async def run_in_thread(name: str, call: Callable[[], T]) -> T:
-    """Return or raise what `call` does, in a daemon thread. Cancelling ends the wait, not the call.
+async def run_in_thread(name: str, function: Callable[[], T]) -> T:
+    """Return or raise what `function` does, in a daemon thread. Cancelling ends the wait, not the function.
 
     A pool's threads would be joined before the loop may close, however long they take. The thread inherits the caller's
     context, so its logs and spans belong to the caller's request.
@@ -33,7 +33,7 @@ async def run_in_thread(name: str, call: Callable[[], T]) -> T:
     def run() -> None:
         result, error = None, None
         try:
-            result = call()
+            result = function()
         except BaseException as raised:  # the caller gets it
             error = raised
         try:

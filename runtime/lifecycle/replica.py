@@ -74,14 +74,20 @@ class RuntimeReplica:
     """The state of one process. A standby binds one version, once: its process never serves another tenant."""
 
     def __init__(
-        self, runtime_id: str, meter: MeterWriter, work: ReplicaOperations, url: str = "", *, step_s: float = math.inf
+        self,
+        runtime_id: str,
+        meter: MeterWriter,
+        operations: ReplicaOperations,
+        url: str = "",
+        *,
+        step_s: float = math.inf,
     ) -> None:
         """`url` is the address for other hosts, "" for none. An engine without progress for `step_s` seconds hangs."""
         self.runtime_id = runtime_id
         self._url = url
         self._step_s = step_s
         self.meter = meter
-        self._operations = work
+        self._operations = operations
         self._state = RuntimeState.STANDBY
         self._operation_lock = asyncio.Lock()  # gate and bind both change torch's global defaults while they run
         self._pending_operations = 0  # orders to a standby that run or wait for the lock
@@ -103,9 +109,9 @@ class RuntimeReplica:
         """Return the process's current state."""
         return self._state
 
-    async def warm_up(self, after_s: float) -> None:
+    async def warm_up(self, delay_s: float) -> None:
         """Do parts of a restore in advance, while the standby is parked. A bind waits for at most one step."""
-        await asyncio.sleep(after_s)
+        await asyncio.sleep(delay_s)
         for step in self._operations.warm_up:
             async with self._operation_lock:
                 if self._state is not RuntimeState.STANDBY:
@@ -163,10 +169,8 @@ class RuntimeReplica:
             except Exception:
                 self.fail(Internal())
                 raise
-            serving = await self._become_ready(
-                "restore", lambda callbacks: self._operations.restore(request, callbacks)
-            )
-        return self._build_bind_response(serving, dict(serving.bytes_by_tier))
+            served = await self._become_ready("restore", lambda callbacks: self._operations.restore(request, callbacks))
+        return self._build_bind_response(served, dict(served.bytes_by_tier))
 
     async def sleep(self) -> None:
         """Release everything except the version's weights in host memory.
@@ -176,22 +180,22 @@ class RuntimeReplica:
         """
         async with self._operation_lock:
             self._require_state(RuntimeState.READY, "to sleep")
-            serving = self._served_version
-            assert serving is not None
-            is_busy = self._streams or self.credits.active_requests or serving.engine.running or serving.engine.waiting
-            if is_busy or self._has_unverified_answers(serving):
+            served = self._served_version
+            assert served is not None
+            is_busy = self._streams or self.credits.active_requests or served.engine.running or served.engine.waiting
+            if is_busy or self._has_unverified_answers(served):
                 raise Refused(Conflict("state", "is busy; must be idle and proven to sleep"))
-            if serving.suspend_handle is None:
+            if served.suspend_handle is None:
                 raise Refused(Conflict("state", "keeps nothing; must be of a kind that can sleep"))
             self._transition(RuntimeState.ASLEEP)
-            suspend_handle = self._suspend_handle = serving.suspend_handle
+            suspend_handle = self._suspend_handle = served.suspend_handle
             if not await run_in_thread("stop", self._stop_engine):
                 self.fail(Internal())
                 raise Refused(Internal())
             if self._thread_bridge is not None:
                 self._thread_bridge.close()
             self._served_version = self._streams = None
-            del serving
+            del served
             try:
                 await run_in_thread("suspend", suspend_handle.suspend)
             except Exception:  # it still holds device memory, so it must not count as asleep
@@ -210,7 +214,7 @@ class RuntimeReplica:
             suspend_handle = self._suspend_handle
             assert suspend_handle is not None
             try:
-                await run_in_thread("release", suspend_handle.release_weights)
+                await run_in_thread("release weights", suspend_handle.release_weights)
             except Refused as refused:
                 self.fail(refused.failure)
                 raise
@@ -235,21 +239,20 @@ class RuntimeReplica:
                 raise Refused(Conflict("version", f"is {request.version[:12]}; must be the one that sleeps here"))
             self._transition(RuntimeState.RESTORING)
             self.meter.start_phase(Phase.RESTORE)
-            as_before = msgspec.structs.replace(
-                request, device_class=bind.device_class
-            )  # bills use the device class of the first bind
-            serving = await self._become_ready("wake", lambda callbacks: suspend_handle.resume(as_before, callbacks))
-            self._bind = as_before
+            # Bills use the device class of the first bind.
+            bind_request = msgspec.structs.replace(request, device_class=bind.device_class)
+            served = await self._become_ready("wake", lambda callbacks: suspend_handle.resume(bind_request, callbacks))
+            self._bind = bind_request
             self._suspend_handle = None
-        return self._build_bind_response(serving, {} if had_weights else dict(serving.bytes_by_tier))
+        return self._build_bind_response(served, {} if had_weights else dict(served.bytes_by_tier))
 
-    async def _become_ready(self, name: str, make: Callable[[EngineCallbacks], ServedVersion]) -> ServedVersion:
-        """Run `make` in a thread and serve what it returns. Re-raises its exception; the replica has then failed."""
+    async def _become_ready(self, name: str, start: Callable[[EngineCallbacks], ServedVersion]) -> ServedVersion:
+        """Run `start` in a thread and serve what it returns. Re-raises its exception; the replica has then failed."""
         self._thread_bridge = ThreadBridge(asyncio.get_running_loop(), self._dispatch)
         self._stages = []
         callbacks = EngineCallbacks(self._thread_bridge.post, self._on_busy, self._stages.append)
         try:
-            serving = await self._race_exit(run_in_thread(name, lambda: make(callbacks)))
+            served = await self._race_exit(run_in_thread(name, lambda: start(callbacks)))
         except Refused as refused:
             if self._state is RuntimeState.RESTORING:
                 self.fail(refused.failure)
@@ -257,19 +260,20 @@ class RuntimeReplica:
         except Exception:
             self.fail(Internal())
             raise
-        self._served_version, self._streams = serving, EventStreams(serving.thread.submit, serving.thread.cancel)
-        self.credits = Credits(serving.limits.max_streams)
+        self._served_version = served
+        self._streams = EventStreams(served.thread.submit, served.thread.cancel)
+        self.credits = Credits(served.limits.max_streams)
         self.meter.start_phase(Phase.IDLE)
         self._transition(RuntimeState.READY)
-        return serving
+        return served
 
-    def _build_bind_response(self, serving: ServedVersion, bytes_by_tier: dict[str, int]) -> BindResponse:
-        took_us = max((span.after_us for span in serving.spans), default=0)
-        log.info("ready", extra={"version": serving.bind.version, "restore_ms": took_us / 1000})
+    def _build_bind_response(self, served: ServedVersion, bytes_by_tier: dict[str, int]) -> BindResponse:
+        restore_us = max((span.after_us for span in served.spans), default=0)
+        log.info("ready", extra={"version": served.bind.version, "restore_ms": restore_us / 1000})
         return BindResponse(
             runtime_id=self.runtime_id,
-            max_streams=serving.limits.max_streams,
-            spans=serving.spans,
+            max_streams=served.limits.max_streams,
+            spans=served.spans,
             bytes_by_tier=bytes_by_tier,
             url=self._url,
         )
@@ -292,29 +296,29 @@ class RuntimeReplica:
         """Return whether this replica may still record known answers or reproduce them."""
         if self._state in (RuntimeState.STANDBY, RuntimeState.RESTORING):
             return True
-        serving = self._served_version
+        served = self._served_version
         return (
             self.failure is None
-            and serving is not None
-            and serving.recorded_seal is not None
-            and self._has_unverified_answers(serving)
+            and served is not None
+            and served.recorded_seal is not None
+            and self._has_unverified_answers(served)
         )
 
     @property
     def verified_seal(self) -> KeepSeal | None:
         """Return the known answers that were recorded here and have been reproduced since, or None."""
-        serving = self._served_version
+        served = self._served_version
         if (
             self.failure is not None
-            or serving is None
-            or serving.recorded_seal is None
-            or self._has_unverified_answers(serving)
+            or served is None
+            or served.recorded_seal is None
+            or self._has_unverified_answers(served)
         ):
             return None
-        return KeepSeal(tenant=serving.bind.tenant, seal=serving.recorded_seal)
+        return KeepSeal(tenant=served.bind.tenant, seal=served.recorded_seal)
 
-    def _has_unverified_answers(self, serving: ServedVersion) -> bool:
-        return serving.engine.needs_probe or serving.thread.poisoned is not None
+    def _has_unverified_answers(self, served: ServedVersion) -> bool:
+        return served.engine.needs_probe or served.thread.poisoned is not None
 
     def drain(self) -> None:
         """Accept no new requests. `may_exit` is set once nothing is in flight. Idempotent."""
@@ -377,8 +381,8 @@ class RuntimeReplica:
 
     def report(self) -> RuntimeReport:
         """Return the state for the control plane and operators."""
-        bind, serving = self._bind, self._served_version
-        engine = None if serving is None else serving.engine
+        bind, served = self._bind, self._served_version
+        engine = None if served is None else served.engine
         return RuntimeReport(
             runtime_id=self.runtime_id,
             pid=os.getpid(),
@@ -391,39 +395,39 @@ class RuntimeReplica:
             version=None if bind is None else bind.version,
             device_class=None if bind is None else bind.device_class,
             threads=1 if bind is None else bind.threads,
-            max_streams=0 if serving is None else serving.limits.max_streams,
+            max_streams=0 if served is None else served.limits.max_streams,
             running=0 if engine is None else engine.running,
             waiting=0 if engine is None else engine.waiting,
             kv_blocks_free=0 if engine is None else engine.kv_blocks_free,
             kv_blocks_total=0 if engine is None else engine.kv_blocks_total,
             leases=0
-            if self._state is RuntimeState.DEEP_SLEEP or (serving is None and self._suspend_handle is None)
+            if self._state is RuntimeState.DEEP_SLEEP or (served is None and self._suspend_handle is None)
             else 1,
             open_files=len(list(Path("/proc/self/fd").iterdir())) - 1,  # minus the descriptor that the listing uses
-            spans=tuple(self._stages) if serving is None else serving.spans,
+            spans=tuple(self._stages) if served is None else served.spans,
             url=self._url,
         )
 
     async def _race_exit(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`. Raises `Refused(Unavailable)` once the process is to end."""
-        working, may_exit = asyncio.ensure_future(work), asyncio.ensure_future(self.may_exit.wait())
+        task, may_exit = asyncio.ensure_future(work), asyncio.ensure_future(self.may_exit.wait())
         try:
-            await asyncio.wait({working, may_exit}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
+            await asyncio.wait({task, may_exit}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
                 raise Refused(Unavailable("this replica"))
-            return working.result()
+            return task.result()
         finally:
             may_exit.cancel()
-            working.cancel()
+            task.cancel()
 
-    def _require_state(self, state: RuntimeState, what: str) -> None:
+    def _require_state(self, state: RuntimeState, purpose: str) -> None:
         if self._state is not state:
-            raise Refused(Conflict("state", f"is {self._state.value}; must be {state.value} {what}"))
+            raise Refused(Conflict("state", f"is {self._state.value}; must be {state.value} {purpose}"))
 
-    def _transition(self, to: RuntimeState) -> None:
-        if to not in TRANSITIONS[self._state]:
-            raise Refused(Conflict("state", f"{self._state.value} does not become {to.value}"))
-        self._state = to
+    def _transition(self, new_state: RuntimeState) -> None:
+        if new_state not in TRANSITIONS[self._state]:
+            raise Refused(Conflict("state", f"{self._state.value} does not become {new_state.value}"))
+        self._state = new_state
 
     def _dispatch(self, events: list[Event]) -> None:
         """Deliver the events of one engine step. Runs on the event loop."""
@@ -434,8 +438,8 @@ class RuntimeReplica:
             self._exit_if_idle()
 
     def _check_engine(self) -> None:
-        if self._served_version is not None and (poison := self._served_version.thread.poisoned) is not None:
-            self.fail(poison)
+        if self._served_version is not None and (failure := self._served_version.thread.poisoned) is not None:
+            self.fail(failure)
         elif self.stalled_s >= self._step_s:
             log.error("the engine hangs", extra={"without_progress_s": round(self.stalled_s, 1)})
             self.fail(Unavailable("this replica"))

@@ -290,32 +290,34 @@ def find_differences(fast: nn.Module, library: nn.Module) -> tuple[str, ...]:
     """Return every difference that could change a result, in words; () if `fast` equals the library's module."""
     differences: list[str] = []
 
-    def check(what: str, mine: Mapping[str, object], theirs: Mapping[str, object]) -> None:
-        for name in sorted({*mine, *theirs}):
-            one, other = mine.get(name, "nothing"), theirs.get(name, "nothing")
-            if one != other:
-                differences.append(f"{what} '{name}': {one} instead of {other}")
+    def compare(kind: str, actual: Mapping[str, object], expected: Mapping[str, object]) -> None:
+        for name in sorted({*actual, *expected}):
+            found, wanted = actual.get(name, "nothing"), expected.get(name, "nothing")
+            if found != wanted:
+                differences.append(f"{kind} '{name}': {found} instead of {wanted}")
 
-    check("module", _module_facts(fast), _module_facts(library))
-    check("config", _config_facts(fast), _config_facts(library))
-    for kind, mine, theirs in (
+    compare("module", _module_facts(fast), _module_facts(library))
+    compare("config", _config_facts(fast), _config_facts(library))
+    for kind, actual, expected in (
         ("parameter", _named(fast.named_parameters), _named(library.named_parameters)),
         ("buffer", _named(fast.named_buffers), _named(library.named_buffers)),
     ):
-        facts, their_facts = ({name: _tensor_facts(t) for name, t in tensors.items()} for tensors in (mine, theirs))
-        check(kind, facts, their_facts)
-        alike = [name for name in facts if facts[name] == their_facts.get(name)]
-        differences.extend(
-            f"{kind} '{name}': other values" for name in alike if not has_equal_values(mine[name], theirs[name])
+        facts, expected_facts = (
+            {name: _tensor_facts(tensor) for name, tensor in tensors.items()} for tensors in (actual, expected)
         )
-    check("ties of", _ties(fast), _ties(library))
+        compare(kind, facts, expected_facts)
+        alike = [name for name in facts if facts[name] == expected_facts.get(name)]
+        differences.extend(
+            f"{kind} '{name}': other values" for name in alike if not has_equal_values(actual[name], expected[name])
+        )
+    compare("ties of", _ties(fast), _ties(library))
     return tuple(differences)
 
 
-def has_equal_values(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def has_equal_values(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether both tensors have equal values."""
     # At the same address nothing has to be read.
-    return mine.data_ptr() == theirs.data_ptr() or torch.equal(mine, theirs)
+    return first.data_ptr() == second.data_ptr() or torch.equal(first, second)
 
 
 def _config_facts(module: nn.Module) -> dict[str, object]:

@@ -37,9 +37,9 @@ def choose_tokens(logits: torch.Tensor, choices: Sequence[SamplingChoice]) -> li
             groups.setdefault(_candidate_cut(choice.sampling, logits.shape[-1]), []).append(row)
     # Sample rows of different cuts separately: the cut decides a candidate's index, and so the token of a draw.
     for (cut, width), rows in groups.items():
-        some = torch.tensor(rows, device=logits.device)
-        above = logits.index_select(0, some).float() - highest.index_select(0, some).float()[:, None]
-        for row, token in zip(rows, _sample(above, cut, width, [choices[row] for row in rows]), strict=True):
+        indices = torch.tensor(rows, device=logits.device)
+        relative = logits.index_select(0, indices).float() - highest.index_select(0, indices).float()[:, None]
+        for row, token in zip(rows, _sample(relative, cut, width, [choices[row] for row in rows]), strict=True):
             tokens[row] = token
     return [token if token >= 0 else None for token in tokens]
 
@@ -59,18 +59,18 @@ def _sample(logits: torch.Tensor, cut: _Cut, width: int, choices: Sequence[Sampl
     draw = torch.tensor([choice.draw for choice in choices], dtype=torch.float64, device=device)
     scaled = logits / temperature.clamp(min=_MIN_TEMPERATURE)[:, None]
     if cut == "none":
-        everything: list[int] = _invert(scaled.softmax(-1), draw).tolist()
-        return everything
+        all_tokens: list[int] = _invert(scaled.softmax(-1), draw).tolist()
+        return all_tokens
     values, ids = scaled.topk(width)
     # Top-p applies to what top-k left, or to the whole vocabulary without a top-k.
     whole = values if cut == "top_k" else scaled
     weights = (values - whole.logsumexp(-1, keepdim=True)).exp()
-    before = weights.cumsum(-1) - weights
-    kept = torch.where(before < top_p[:, None], weights, 0.0)  # always keeps the first candidate
-    tokens: list[int] = ids.gather(1, _invert(kept, draw)[:, None])[:, 0].tolist()
+    preceding = weights.cumsum(-1) - weights
+    nucleus = torch.where(preceding < top_p[:, None], weights, 0.0)  # always keeps the first candidate
+    tokens: list[int] = ids.gather(1, _invert(nucleus, draw)[:, None])[:, 0].tolist()
     if cut == "nucleus" and width < logits.shape[-1]:
-        for row, short in enumerate((weights.sum(-1) < top_p).tolist()):
-            if short:
+        for row, is_too_narrow in enumerate((weights.sum(-1) < top_p).tolist()):
+            if is_too_narrow:
                 tokens[row] = _sample(logits[row : row + 1], cut, logits.shape[-1], [choices[row]])[0]
     return tokens
 
@@ -79,5 +79,5 @@ def _invert(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
     """Return the index at which the cumulative weight passes `draw` of the total [rows]. Never an index of weight 0."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     # `draw` is at most 1 - 2**-53, so the cumulative weight always passes it.
-    sought = draw[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, sought, right=True)[:, 0]
+    target = draw[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
