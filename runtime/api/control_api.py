@@ -252,9 +252,9 @@ def build_bind_api(handler: BindHandler, replica: RuntimeReplica) -> FastAPI:
     return app
 
 
-def _is_same_version(one: BindPodRequest, other: BindPodRequest) -> bool:
+def _is_same_version(first: BindPodRequest, second: BindPodRequest) -> bool:
     """Return whether both orders name the same version. The other fields describe what the version needs."""
-    return (one.tenant, one.model, one.version) == (other.tenant, other.model, other.version)
+    return (first.tenant, first.model, first.version) == (second.tenant, second.model, second.version)
 
 
 def _retrieve_exception(task: "asyncio.Task[BindResponse]") -> None:
@@ -293,7 +293,7 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
     """Add the GPUs' series. A value that a device doesn't report gets no sample."""
     states = {gpu.name: _HEALTH[type(judge_gpu_health(gpu))] for gpu in gpus}
     health: Values = {
-        (gpu, state): float(state == found) for gpu, found in states.items() for state in _HEALTH.values()
+        (gpu, state): float(state == current) for gpu, current in states.items() for state in _HEALTH.values()
     }
     memory: Values = {
         (gpu.name, state): float(value)
@@ -301,17 +301,17 @@ def _add_gpu_metrics(page: MetricsPage, gpus: Sequence[GpuFacts]) -> None:
         for state, value in (("used", gpu.memory_used_bytes), ("total", gpu.memory_total_bytes))
         if value is not None
     }
-    warmth = _reported_values({gpu.name: gpu.temperature_c for gpu in gpus})
+    temperatures = _reported_values({gpu.name: gpu.temperature_c for gpu in gpus})
     errors = _reported_values({gpu.name: gpu.uncorrected for gpu in gpus})
     xids = _reported_values({gpu.name: len(gpu.xids) for gpu in gpus})
-    for name, what, labels, values in (
+    for name, help_text, labels, values in (
         ("kelvin_gpu_health", "1 for the state that a GPU is in.", ("gpu", "state"), health),
         ("kelvin_gpu_memory_bytes", "A GPU's memory.", ("gpu", "state"), memory),
-        ("kelvin_gpu_temperature_celsius", "How warm a GPU is.", ("gpu",), warmth),
+        ("kelvin_gpu_temperature_celsius", "How warm a GPU is.", ("gpu",), temperatures),
         ("kelvin_gpu_uncorrected_errors", "ECC errors since its driver was loaded.", ("gpu",), errors),
         ("kelvin_gpu_xids", "Different XIDs since this process opened the GPU.", ("gpu",), xids),
     ):
-        page.callback(name, what, MetricKind.GAUGE, labels, partial(dict, values))
+        page.callback(name, help_text, MetricKind.GAUGE, labels, partial(dict, values))
 
 
 def _reported_values(values: Mapping[str, int | None]) -> Values:

@@ -45,8 +45,8 @@ def run(settings: RuntimeSettings, pod: Pod, visible_gpus: CudaVisibility) -> in
 
     preload.import_all()
     if not has_device(pod.device_class):
-        why = "found no GPU that this image's libraries can use; the name of a CPU class begins with cpu-"
-        log.error("no device", extra={"device_class": pod.device_class, "why": why})
+        reason = "found no GPU that this image's libraries can use; the name of a CPU class begins with cpu-"
+        log.error("no device", extra={"device_class": pod.device_class, "why": reason})
         return BAD_SETTING_STATUS
     try:
         listener = listen(pod.host, pod.port)
@@ -64,8 +64,8 @@ def run(settings: RuntimeSettings, pod: Pod, visible_gpus: CudaVisibility) -> in
             log.error("the cache agent does not listen", extra={"after_s": AGENT_TIMEOUT_S})
             return 1
         stack.enter_context(closing(agent))
-        born = start_time_ns(os.getpid())  # the meter counts the time of the imports, too
-        meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=born)
+        # The meter counts the time of the imports, too.
+        meter = create_meter_page(settings.meters, pod.runtime_id, born_ns=start_time_ns(os.getpid()))
         probes = build_probe_app(settings.step_s, gpus, may_park=pod.parked is not None)
         process = app.ReplicaProcess(
             pod.runtime_id, directory, listener, meter, probes, pod=pod, gpus=gpus, agent=agent

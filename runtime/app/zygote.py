@@ -193,58 +193,58 @@ def fork_detached() -> ForkedProcess | None:
     try:
         if (threads := count_threads()) != 1:
             raise Refused(Conflict("fork", f"this process has {threads} threads, and must have 1"))
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        zygote_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
         raise Refused(Internal()) from error
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         intermediate_pid = os.fork()
-        if intermediate_pid == 0 and _fork_and_report(near, far):
+        if intermediate_pid == 0 and _fork_and_report(zygote_end, child_end):
             return None
-        far.close()
-        orphan = _receive(near, intermediate_pid)
+        child_end.close()
+        orphan = _receive_child(zygote_end, intermediate_pid)
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise Refused(Internal()) from error
     finally:
-        near.close()
-        far.close()
+        zygote_end.close()
+        child_end.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return orphan
 
 
-def _fork_and_report(near: socket.socket, far: socket.socket) -> bool:
+def _fork_and_report(zygote_end: socket.socket, child_end: socket.socket) -> bool:
     """Run the intermediate process: fork the orphan and send its pidfd to the zygote. Returns (True) only in the
     orphan, once the zygote has its pidfd. The intermediate process always exits here. The orphan exits here too if the
     zygote has given up.
     """
     pid = -1
     try:
-        near.close()
+        zygote_end.close()
         pid = os.fork()
         if pid == 0:
-            if far.recv(1):
+            if child_end.recv(1):
                 return True
-            _end(1)
+            _exit_process(1)
         # The orphan can't be reaped before this process ends, so its pid is not reused yet.
-        socket.send_fds(far, [b"%d" % pid], [os.pidfd_open(pid)])
-        _end(0)
+        socket.send_fds(child_end, [b"%d" % pid], [os.pidfd_open(pid)])
+        _exit_process(0)
     except BaseException:
         if pid > 0:
             os.kill(pid, signal.SIGKILL)  # otherwise no process would know of it
-        _end(1)
+        _exit_process(1)
 
 
-def _end(status: int) -> NoReturn:
+def _exit_process(status: int) -> NoReturn:
     """Exit without the parent's exit handlers, buffers and `finally` blocks."""
     os._exit(status)
 
 
-def _receive(near: socket.socket, intermediate_pid: int) -> ForkedProcess:
+def _receive_child(zygote_end: socket.socket, intermediate_pid: int) -> ForkedProcess:
     """Return the handle that the intermediate process sends. That process is reaped afterwards, even on failure."""
-    near.settimeout(FORK_TIMEOUT_S)
+    zygote_end.settimeout(FORK_TIMEOUT_S)
     try:
-        message, fds, _, _ = socket.recv_fds(near, 32, 1)
+        message, fds, _, _ = socket.recv_fds(zygote_end, 32, 1)
     except OSError:
         os.kill(intermediate_pid, signal.SIGKILL)
         raise
@@ -253,7 +253,7 @@ def _receive(near: socket.socket, intermediate_pid: int) -> ForkedProcess:
     if not message or not fds:
         raise OSError("the intermediate process ended without reporting a child")
     try:
-        near.send(b"1")  # the orphan waits for this byte before it continues
+        zygote_end.send(b"1")  # the orphan waits for this byte before it continues
     except OSError:
         os.close(fds[0])
         raise

@@ -76,14 +76,14 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         self, ranges: Sequence[RowRange[EmbeddingRequest]], probe: Probe | None
     ) -> tuple[list[torch.Tensor | Failure], str | None]:
         sequences = [sequence for rows in ranges for sequence in rows.live.request.sequences[rows.start : rows.stop]]
-        found = self._embed_ranges(
+        vectors = self._embed_ranges(
             [rows.count for rows in ranges], [*sequences, probe.token_ids] if probe else sequences
         )
         mismatch = None
         if probe is not None:
-            answer = found.pop()
-            mismatch = "it raised" if answer is None else known_answers.verify(probe, answer[0])
-        return [_finite(vectors) for vectors in found], mismatch
+            probe_vectors = vectors.pop()
+            mismatch = "it raised" if probe_vectors is None else known_answers.verify(probe, probe_vectors[0])
+        return [_finite_or_failure(of_range) for of_range in vectors], mismatch
 
     def _embed_ranges(self, counts: list[int], sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor | None]:
         """Return the vectors of each range, and of a last sequence that no range counts. If the forward raises, each
@@ -97,12 +97,12 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
             raise
         except Exception:
             _log.warning("a forward of %d sequences failed; repeating it by requests", len(sequences), exc_info=True)
-        found: list[torch.Tensor | None] = []
+        vectors: list[torch.Tensor | None] = []
         start = 0
         for count in counts:
-            found.append(self._try_embed(sequences[start : start + count]))
+            vectors.append(self._try_embed(sequences[start : start + count]))
             start += count
-        return found
+        return vectors
 
     def _try_embed(self, sequences: Sequence[tuple[int, ...]]) -> torch.Tensor | None:
         try:
@@ -118,7 +118,7 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         return [Embedded(request_id, array("f", row.tolist()).tobytes(), counts) for row in answer]
 
 
-def _finite(vectors: torch.Tensor | None) -> torch.Tensor | Failure:
+def _finite_or_failure(vectors: torch.Tensor | None) -> torch.Tensor | Failure:
     if vectors is None:
         return Internal()
     if not bool(torch.isfinite(vectors).all()):

@@ -33,10 +33,10 @@ class EncoderModel:
         longest = max(map(len, sequences))
         ids = [[*sequence, *[self._pad] * (longest - len(sequence))] for sequence in sequences]
         mask = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
-        both = torch.tensor([ids, mask], dtype=torch.int64).to(self._device)
+        ids_and_mask = torch.tensor([ids, mask], dtype=torch.int64).to(self._device)
         with self._record_progress():
-            hidden = self._module(input_ids=both[0], attention_mask=both[1]).last_hidden_state
-        vectors = pool(hidden, both[1], self._recipe.pooling)
+            hidden = self._module(input_ids=ids_and_mask[0], attention_mask=ids_and_mask[1]).last_hidden_state
+        vectors = pool(hidden, ids_and_mask[1], self._recipe.pooling)
         if self._recipe.normalize:
             vectors = normalize(vectors, p=2, dim=1)
         return vectors.float().cpu()
@@ -45,11 +45,11 @@ class EncoderModel:
     def _record_progress(self) -> Iterator[None]:
         """Update `last_layer_started_s`, since a forward over a long text takes minutes on a busy core."""
 
-        def note(_module: nn.Module, _inputs: object) -> None:
+        def record_time(_module: nn.Module, _inputs: object) -> None:
             self.last_layer_started_s = time.monotonic()
 
         # Remove the hooks afterwards: they refer to the module, and the cycle would keep its tensors alive.
-        hooks = [layer.register_forward_pre_hook(note) for layer in self._layers]
+        hooks = [layer.register_forward_pre_hook(record_time) for layer in self._layers]
         try:
             yield
         finally:

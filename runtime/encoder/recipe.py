@@ -67,7 +67,7 @@ def read_recipe(files: PinnedFiles) -> Recipe:
         _reject(MODULES, f"{', '.join(names)}: must be Transformer, Pooling, and Normalize or nothing, in this order")
     if modules[0].path:
         _reject(MODULES, f"the Transformer lies in '{modules[0].path[:80]}': it must be at the top of the directory")
-    _check_text_is_left_alone(files)
+    _check_text_is_unchanged(files)
     pooling, width = _pooling(f"{modules[1].path}/config.json", files)
     return Recipe(pooling, len(modules) == 3, _max_tokens(files), width)
 
@@ -101,12 +101,12 @@ def _pooling(path: str, files: PinnedFiles) -> tuple[Pooling, int | None]:
     return _POOLINGS[modes], width if type(width) is int else None
 
 
-def _check_text_is_left_alone(files: PinnedFiles) -> None:
+def _check_text_is_unchanged(files: PinnedFiles) -> None:
     settings, transformer = json_object(files, SETTINGS), json_object(files, TRANSFORMER)
     name = settings.get("default_prompt_name")
     if name is not None:
         _reject(SETTINGS, f"default_prompt_name={str(name)[:80]!r}: texts get no prompt here")
-    for key, path, config, fine in (
+    for key, path, config, allowed in (
         ("truncate_dim", SETTINGS, settings, (None,)),
         ("model_type", SETTINGS, settings, (None, "SentenceTransformer")),
         ("do_lower_case", TRANSFORMER, transformer, (None, False)),
@@ -115,7 +115,7 @@ def _check_text_is_left_alone(files: PinnedFiles) -> None:
         ("module_output_name", TRANSFORMER, transformer, (None, "token_embeddings")),
         ("unpad_inputs", TRANSFORMER, transformer, (None, False)),
     ):
-        if config.get(key) not in fine:
+        if config.get(key) not in allowed:
             _reject(path, f"{key}={str(config[key])[:80]!r} is not served")
 
 

@@ -38,11 +38,11 @@ class GpuWatch:
             self._update(await run_in_thread("gpus", self._read_gpus))
 
     def _update(self, last_facts: tuple[GpuFacts, ...]) -> None:
-        before, self.last_facts = self.health, last_facts
-        if isinstance(before, UnhealthyGpu):
+        previous, self.last_facts = self.health, last_facts
+        if isinstance(previous, UnhealthyGpu):
             return  # unhealthy is final: this process never trusts the GPU again
         self.health = worst_gpu_health(last_facts)
-        if self.health == before:
+        if self.health == previous:
             return
         match self.health:
             case UnhealthyGpu(reason):

@@ -60,8 +60,8 @@ def load_known_answers(version: str, lease: Lease, session: OnnxSession) -> tupl
     Answers that were attested for this fingerprint are used. Otherwise they are recorded here, before any request is
     served. Raises `Refused(ProbeFailed)` if that fails.
     """
-    if (found := find_attestation(lease, _fingerprint(lease.manifest))) is not None:
-        return found.probe, None
+    if (attestation := find_attestation(lease, _fingerprint(lease.manifest))) is not None:
+        return attestation.probe, None
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
     try:
         probe = known_answers.record(session, require_signature(lease.manifest, version))

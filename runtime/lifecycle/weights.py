@@ -129,14 +129,14 @@ class DetachableModel:
         self._sources.clear()
 
 
-def _replace_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
+def _replace_parameters(module: nn.Module, make_tensor: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
     """Replace each parameter by a new one. Tied parameters stay tied."""
     old = dict(module.named_parameters())  # keeps the old parameters alive, so that no id is reused
-    fresh = {id(each): nn.Parameter(make(name, each), requires_grad=False) for name, each in old.items()}
+    new = {id(each): nn.Parameter(make_tensor(name, each), requires_grad=False) for name, each in old.items()}
     for owner in module.modules():
         for leaf, parameter in owner._parameters.items():
             if parameter is not None:
-                owner._parameters[leaf] = fresh[id(parameter)]
+                owner._parameters[leaf] = new[id(parameter)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,17 +248,17 @@ def bind_fast_if_exact(
 
 def binds_without_reading(lease: Lease, device: torch.device) -> bool:
     """Return whether `bind_verified` reads no tensor, so that it may run before the lease is whole."""
-    found = find_attestation(lease, version_fingerprint(lease.manifest, device))
-    return found is not None and found.fast_bind and not reads_tensors(lease.manifest)
+    attestation = find_attestation(lease, version_fingerprint(lease.manifest, device))
+    return attestation is not None and attestation.fast_bind and not reads_tensors(lease.manifest)
 
 
 def bind_verified(version: str, weights: Weights, files: PinnedFiles, device: torch.device) -> VerifiedModel:
     """Bind as the attestation for this fingerprint allows. Without one, verify the model here. Raises `Refused`."""
     lease = weights.lease
-    found = find_attestation(lease, version_fingerprint(lease.manifest, device))
-    if found is not None:
-        bind_method: BindMethod = "fast" if found.fast_bind else "library"
-        return VerifiedModel(bind_weights(weights, files, bind_method, device), found.probe, found.gate)
+    attestation = find_attestation(lease, version_fingerprint(lease.manifest, device))
+    if attestation is not None:
+        bind_method: BindMethod = "fast" if attestation.fast_bind else "library"
+        return VerifiedModel(bind_weights(weights, files, bind_method, device), attestation.probe, attestation.gate)
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
     facts = check_architecture(build_gate_job(lease.manifest, files))
     bound, seal = verify_and_record(version, weights, files, facts, device)
@@ -275,14 +275,14 @@ def verify_and_record(
 ) -> tuple[BoundModel, SealAttestation]:
     """Bind the model, fast if that is exact, and record known answers. Return model and seal. Raises `Refused`."""
     library = bind_weights(weights, files, "library", device)
-    known = _record_probe(version, library, files, facts.kind)
+    known_answers = _record_probe(version, library, files, facts.kind)
     fast = bind_fast_if_exact(weights, files, device, library)
     seal = SealAttestation(
         version=version,
         fingerprint=version_fingerprint(weights.lease.manifest, device),
         threads=torch.get_num_threads(),
         fast_bind=fast is not None,
-        probe=known,
+        probe=known_answers,
         gate=facts,
         device_checksum=weights.device_checksum,
     )

@@ -28,11 +28,11 @@ def find_array_fault(array: object, spec: TensorSpec, rows: int) -> str | None:
     """Return why `array` is not the signature's tensor with `rows` rows; None if it is."""
     if not isinstance(array, np.ndarray) or array.dtype != np.dtype(NUMPY_DTYPES[spec.datatype]):
         return f"'{spec.name}' is not {spec.datatype}"
-    wanted = (rows, *spec.shape[1:])
-    agrees = len(array.shape) == len(wanted) and all(
-        promised in (-1, found) for found, promised in zip(array.shape, wanted, strict=True)
+    expected_shape = (rows, *spec.shape[1:])
+    is_equal = len(array.shape) == len(expected_shape) and all(
+        expected in (-1, extent) for extent, expected in zip(array.shape, expected_shape, strict=True)
     )
-    return None if agrees else f"'{spec.name}' has shape {list(array.shape)}, not {list(wanted)}"
+    return None if is_equal else f"'{spec.name}' has shape {list(array.shape)}, not {list(expected_shape)}"
 
 
 def is_finite(array: Array) -> bool:

@@ -81,14 +81,14 @@ class PredictorEngine(BatchEngine[PredictionRequest, Outputs]):
             if mismatch is not None or not ranges:
                 return [], mismatch
         try:
-            found = self._run(ranges)
+            outputs = self._run(ranges)
         except Exception as error:
             _log.warning("a forward of %d requests failed: %s", len(ranges), type(error).__name__)
             return [self._try_run(rows) for rows in ranges], None
         answers: list[Outputs | Failure] = []
         start = 0
         for rows in ranges:
-            answers.append(self._finite_or_failure(tuple(array[start : start + rows.count] for array in found)))
+            answers.append(self._finite_or_failure(tuple(array[start : start + rows.count] for array in outputs)))
             start += rows.count
         return answers, None
 
@@ -98,11 +98,11 @@ class PredictorEngine(BatchEngine[PredictionRequest, Outputs]):
             arrays = [rows.live.request.inputs[spec.name][rows.start : rows.stop] for rows in ranges]
             inputs[spec.name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         count, began_ns = sum(rows.count for rows in ranges), self._clock_ns()
-        found = self._session.run(inputs, count)
+        outputs = self._session.run(inputs, count)
         # A graph reports no progress, so keep forwards short: a long one would count as hanging.
         elapsed_s = (self._clock_ns() - began_ns) / 1e9
         self._max_tokens = next_row_limit(count, elapsed_s, self._max_tokens, self._batch_rows)
-        return found
+        return outputs
 
     def _try_run(self, rows: RowRange[PredictionRequest]) -> Outputs | Failure:
         try:

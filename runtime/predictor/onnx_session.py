@@ -49,9 +49,9 @@ class OnnxSession:
             ) from error
         self._signature = signature
         self._names = [spec.name for spec in signature.outputs]
-        for specs, found in ((signature.inputs, self._session.get_inputs()),
+        for specs, nodes in ((signature.inputs, self._session.get_inputs()),
                              (signature.outputs, self._session.get_outputs())):  # fmt: skip
-            _check(specs, found)
+            _check_signature(specs, nodes)
 
     def __repr__(self) -> str:
         return f"<OnnxSession inputs={len(self._signature.inputs)} outputs={len(self._names)}>"
@@ -60,11 +60,11 @@ class OnnxSession:
         """Return the outputs in the signature's order, each [rows, …]. Raises the library's exceptions, and
         SignatureMismatch if an output does not match the signature.
         """
-        found = self._session.run(self._names, dict(inputs))
-        for array, spec in zip(found, self._signature.outputs, strict=True):
+        outputs = self._session.run(self._names, dict(inputs))
+        for array, spec in zip(outputs, self._signature.outputs, strict=True):
             if (fault := find_array_fault(array, spec, rows)) is not None:
                 raise SignatureMismatch(fault)
-        return list(found)
+        return list(outputs)
 
 
 def fingerprint() -> str:
@@ -89,22 +89,23 @@ def _library() -> Any:
     return onnxruntime
 
 
-def _check(specs: Sequence[TensorSpec], found: Sequence[Any]) -> None:
-    read = {node.name: node for node in found}
+def _check_signature(specs: Sequence[TensorSpec], nodes: Sequence[Any]) -> None:
+    unexpected = {node.name: node for node in nodes}
     for spec in specs:
-        node = read.pop(spec.name, None)
+        node = unexpected.pop(spec.name, None)
         if node is None or _TYPES.get(node.type) != spec.datatype or not _shapes_match(node.shape, spec.shape):
             raise Refused(
                 ArtifactRejected(
                     MODEL, f"ONNX Runtime reads '{spec.name}' with another type or shape than the push did"
                 )
             )
-    if read:
-        raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{min(read)}', which the push did not find"))
+    if unexpected:
+        raise Refused(ArtifactRejected(MODEL, f"ONNX Runtime reads '{min(unexpected)}', which the push did not find"))
 
 
-def _shapes_match(read: Sequence[Any], judged: Sequence[int]) -> bool:
+def _shapes_match(graph_shape: Sequence[Any], signature_shape: Sequence[int]) -> bool:
     """Compare shapes. An extent that the library leaves open is a name or None; two numbers must be equal."""
-    return len(read) == len(judged) and all(
-        own in (ANY_EXTENT, other) or not isinstance(other, int) for other, own in zip(read, judged, strict=True)
+    return len(graph_shape) == len(signature_shape) and all(
+        expected in (ANY_EXTENT, extent) or not isinstance(extent, int)
+        for extent, expected in zip(graph_shape, signature_shape, strict=True)
     )

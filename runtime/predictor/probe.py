@@ -35,16 +35,16 @@ def _example(spec: TensorSpec, position: int) -> Array:
 
 
 def _value(spec: TensorSpec, number: int) -> Value:
-    drawn = (number + 1) * _STEP % _SPAN
+    hashed = (number + 1) * _STEP % _SPAN
     match spec.datatype:
         case "FP32" | "FP64":
-            return 4 * drawn / _SPAN - 2
+            return 4 * hashed / _SPAN - 2
         case "BOOL":
-            return drawn % 2 == 1
+            return hashed % 2 == 1
         case "BYTES":
-            return "abcdefgh"[drawn % 8]
+            return "abcdefgh"[hashed % 8]
         case _:
-            return drawn % 8
+            return hashed % 8
 
 
 def record(session: OnnxSession, signature: Signature) -> Probe:
@@ -54,7 +54,7 @@ def record(session: OnnxSession, signature: Signature) -> Probe:
     inputs = example_rows(signature)
     try:
         outputs = session.run(inputs, ROWS)
-        alone = [session.run({name: array[i : i + 1] for name, array in inputs.items()}, 1) for i in range(ROWS)]
+        single_rows = [session.run({name: array[i : i + 1] for name, array in inputs.items()}, 1) for i in range(ROWS)]
     except SignatureMismatch as error:
         raise ValueError(str(error)) from error
     except Exception as error:
@@ -63,7 +63,7 @@ def record(session: OnnxSession, signature: Signature) -> Probe:
         if not is_finite(array):
             raise ValueError(f"'{spec.name}' is not finite for example rows")
         for row in range(ROWS):
-            if _differs(array[row : row + 1], alone[row][index], TOLERANCE) is not None:
+            if _find_difference(array[row : row + 1], single_rows[row][index], TOLERANCE) is not None:
                 raise ValueError(f"'{spec.name}' of a row depends on the rows beside it")
     return Probe(
         token_ids=(),
@@ -92,7 +92,7 @@ def verify(probe: Probe, session: OnnxSession, signature: Signature) -> str | No
     except Exception as error:
         return f"it raised: {public_message(error)}"
     for array, tensor, spec in zip(outputs, probe.outputs, signature.outputs, strict=True):
-        if (difference := _differs(from_recorded_tensor(tensor, spec), array, probe.tolerance)) is not None:
+        if (difference := _find_difference(from_recorded_tensor(tensor, spec), array, probe.tolerance)) is not None:
             return f"'{spec.name}': {difference}"
     return None
 
@@ -101,11 +101,11 @@ def _rows(tensors: tuple[KnownTensor, ...]) -> int:
     return tensors[0].shape[0]
 
 
-def _differs(wanted: Array, found: Array, tolerance: float) -> str | None:
-    if wanted.shape != found.shape:
-        return f"{list(found.shape)} instead of {list(wanted.shape)}"
-    if wanted.dtype.kind != "f":
-        return None if bool(np.array_equal(wanted, found)) else "another value"
-    off = np.abs(found.astype(np.float64) - wanted) / np.maximum(1.0, np.abs(wanted))
+def _find_difference(expected: Array, actual: Array, tolerance: float) -> str | None:
+    if expected.shape != actual.shape:
+        return f"{list(actual.shape)} instead of {list(expected.shape)}"
+    if expected.dtype.kind != "f":
+        return None if bool(np.array_equal(expected, actual)) else "another value"
+    errors = np.abs(actual.astype(np.float64) - expected) / np.maximum(1.0, np.abs(expected))
     # This comparison is False for NaN, so NaN counts as different.
-    return None if bool((off <= tolerance).all()) else f"off by {float(off.max()):.4g}, tolerance {tolerance:.4g}"
+    return None if bool((errors <= tolerance).all()) else f"off by {float(errors.max()):.4g}, tolerance {tolerance:.4g}"

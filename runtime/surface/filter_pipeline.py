@@ -86,11 +86,11 @@ class FilterClient:
         """
         if not self._unreported_unfiltered:
             return await self._check_with_permit(question, timeout_s, guest)
-        unseen, self._unreported_unfiltered = self._unreported_unfiltered, 0
+        unreported, self._unreported_unfiltered = self._unreported_unfiltered, 0
         try:
-            return await self._check_with_permit(structs.replace(question, unseen=unseen), timeout_s, guest)
+            return await self._check_with_permit(structs.replace(question, unseen=unreported), timeout_s, guest)
         except BaseException:
-            self._unreported_unfiltered += unseen
+            self._unreported_unfiltered += unreported
             raise
 
     async def _check_with_permit(self, question: FilterRequest, timeout_s: float, guest: str) -> FilterResponse:
@@ -143,12 +143,14 @@ class FilterPipeline:
                 (passed,) = await self._filter_texts((text,), rules, field, guest)
                 return TextPrompt(passed.text), passed.unfiltered
             case ChatPrompt(messages):
-                places = [(index, key) for index, message in enumerate(messages) for key in _TEXTS if message.get(key)]
-                found = await self._filter_texts([messages[index][key] for index, key in places], rules, field, guest)
+                fields = [(index, key) for index, message in enumerate(messages) for key in _TEXTS if message.get(key)]
+                passed_texts = await self._filter_texts(
+                    [messages[index][key] for index, key in fields], rules, field, guest
+                )
                 filtered = [dict(message) for message in messages]
-                for (index, key), passed in zip(places, found, strict=True):
+                for (index, key), passed in zip(fields, passed_texts, strict=True):
                     filtered[index][key] = passed.text
-                return ChatPrompt(tuple(filtered)), any(passed.unfiltered for passed in found)
+                return ChatPrompt(tuple(filtered)), any(passed.unfiltered for passed in passed_texts)
 
     async def _filter_texts(
         self, texts: Sequence[str], rules: tuple[FilterRule, ...], field: str, guest: str
@@ -169,10 +171,10 @@ class FilterPipeline:
     async def check_texts(self, question: FilterRequest, guest: str = "") -> list[FilteredText]:
         """Return what may pass of each text. Raises `Refused(FilterFailed)` if the policy refuses unchecked text."""
         try:
-            found = await self.filters.check(question, self.policy.deadline_ms / 1000, guest)
-            if len(found.looked) != len(question.texts):
-                raise ValueError(f"{len(found.looked)} answers to {len(question.texts)} texts")
-            passed = [apply_result(text, looked) for text, looked in zip(question.texts, found.looked, strict=True)]
+            response = await self.filters.check(question, self.policy.deadline_ms / 1000, guest)
+            if len(response.looked) != len(question.texts):
+                raise ValueError(f"{len(response.looked)} answers to {len(question.texts)} texts")
+            passed = [apply_result(text, result) for text, result in zip(question.texts, response.looked, strict=True)]
             if any(len(each.pending_text) > (0 if question.whole else MAX_UNDECIDED_CHARACTERS) for each in passed):
                 raise ValueError("too much of a text is left undecided")
         except (Refused, ValueError) as error:

@@ -76,17 +76,17 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
         raise field_refusal("id", request.id[:20], f"must have at most {MAX_ID} characters")
     _check_parameters("parameters", request.parameters, signature)
     outputs = _outputs(request.outputs, signature)
-    given = {tensor.name: tensor for tensor in request.inputs}
-    if len(given) != len(request.inputs):
+    tensors = {tensor.name: tensor for tensor in request.inputs}
+    if len(tensors) != len(request.inputs):
         raise field_refusal("inputs", "(names)", "an input is given twice")
     specs = {spec.name: spec for spec in signature.inputs}
-    for name in given:
+    for name in tensors:
         if name not in specs:
             raise field_refusal("inputs", name[:80], f"the inputs of this version are {', '.join(specs)[:200]}")
     for name in specs:
-        if name not in given:
+        if name not in tensors:
             raise field_refusal("inputs", "(missing)", f"the input '{name}' is required")
-    inputs = tuple(_input(given[spec.name], spec, max_rows) for spec in signature.inputs)
+    inputs = tuple(_input(tensors[spec.name], spec, max_rows) for spec in signature.inputs)
     rows = inputs[0].shape[0]
     if any(each.shape[0] != rows for each in inputs):
         counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
@@ -94,13 +94,13 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
     return PredictionCall(rows, inputs, outputs, request.id)
 
 
-def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
+def _check_parameters(field: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:
     for name, value in (parameters or {}).items():
         if name in _UNSUPPORTED and value not in (False, None, 0):
-            raise field_refusal(f"{where}.{name}", str(value)[:80], "is not supported")
+            raise field_refusal(f"{field}.{name}", str(value)[:80], "is not supported")
         if name == "schema_hash" and signature is not None:
             if not isinstance(value, str):
-                raise field_refusal(f"{where}.schema_hash", str(value)[:80], "must be a text")
+                raise field_refusal(f"{field}.schema_hash", str(value)[:80], "must be a text")
             check_schema(value, signature)
 
 
@@ -121,34 +121,34 @@ def _outputs(requested: Sequence[_Output] | None, signature: Signature) -> tuple
 
 
 def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> InputTensor:
-    where = f"inputs.{spec.name}"
-    _check_parameters(f"{where}.parameters", tensor.parameters)
+    field = f"inputs.{spec.name}"
+    _check_parameters(f"{field}.parameters", tensor.parameters)
     if tensor.datatype != spec.datatype:
-        raise field_refusal(f"{where}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
+        raise field_refusal(f"{field}.datatype", tensor.datatype[:20], f"must be {spec.datatype}")
     shape = tuple(tensor.shape)
     if len(shape) != len(spec.shape) or shape[1:] != spec.shape[1:] or shape[0] < 1:
         wanted = ", ".join(["rows (1 or more)", *map(str, spec.shape[1:])])
-        raise field_refusal(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
+        raise field_refusal(f"{field}.shape", str(list(shape))[:80], f"must be [{wanted}]")
     if shape[0] > max_rows:
         raise Refused(LimitExceeded("inputs", shape[0], max_rows, "rows"))
-    values = _flat(tensor.data, shape, f"{where}.data")
+    values = _flatten(tensor.data, shape, f"{field}.data")
     if (index := find_invalid_value(values, spec.datatype)) is not None:
         shown = "null" if values[index] is None else str(values[index])[:40]
-        raise field_refusal(f"{where}.data[{index}]", shown, f"must be {spec.datatype}")
+        raise field_refusal(f"{field}.data[{index}]", shown, f"must be {spec.datatype}")
     return InputTensor(spec, shape, values)
 
 
-def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
+def _flatten(data: list[Any], shape: tuple[int, ...], field: str) -> list[Any]:
     """Return the values in row-major order, from nested lists of exactly this shape or from a flat list."""
     count = prod(shape)
     values = data
     if data and isinstance(data[0], list):
         for depth, extent in enumerate(shape[1:], 1):
             if not all(isinstance(item, list) and len(item) == extent for item in values) or len(values) > count:
-                raise field_refusal(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
+                raise field_refusal(field, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
             values = [value for item in values for value in item]
     if len(values) != count or (data is not values and len(data) != shape[0]):
-        raise field_refusal(where, f"({len(values)} values)", f"must be {count}, as the shape says")
+        raise field_refusal(field, f"({len(values)} values)", f"must be {count}, as the shape says")
     return values
 
 
@@ -160,7 +160,7 @@ class PredictionAnswerBuilder:
         self._version = version
         self._signature = signature
         self._call = call
-        self._got: list[tuple[Any, ...]] = []
+        self._predicted: list[tuple[Any, ...]] = []
         self._min_bytes = 0  # a lower bound of the response: a value and its comma are two bytes
         self.counts = Counts()
 
@@ -173,8 +173,8 @@ class PredictionAnswerBuilder:
                     if (name := self._find_misshapen(event.outputs)) is not None:
                         rule = f"the model's '{name}' has another shape for some rows: request those separately"
                         return AnswerProgress(b"", self.counts, failure=InvalidRequest("inputs", "(values)", rule))
-                    self._got.append(event.outputs)
-                    self._min_bytes += 2 * sum(event.outputs[at].size for at in self._call.outputs)
+                    self._predicted.append(event.outputs)
+                    self._min_bytes += 2 * sum(event.outputs[index].size for index in self._call.outputs)
                     if self._min_bytes > MAX_PAYLOAD:  # fail before encoding, which could take ten times as much memory
                         return self._too_long(self._min_bytes)
                 case Finished():
@@ -187,8 +187,8 @@ class PredictionAnswerBuilder:
 
     def _find_misshapen(self, outputs: Sequence[Any]) -> str | None:
         """Return the name of an output whose rows differ in shape from the earlier rows."""
-        for index in self._call.outputs if self._got else ():
-            if outputs[index].shape[1:] != self._got[0][index].shape[1:]:
+        for index in self._call.outputs if self._predicted else ():
+            if outputs[index].shape[1:] != self._predicted[0][index].shape[1:]:
                 return self._signature.outputs[index].name
         return None
 
@@ -196,7 +196,7 @@ class PredictionAnswerBuilder:
         """Encode the response. Other requests may run after every burst."""
         pieces: list[bytes] = []
         nbytes = burst = 0
-        for piece in self._pieces():
+        for piece in self._json_pieces():
             pieces.append(piece)
             nbytes += len(piece)
             burst += len(piece)
@@ -210,7 +210,7 @@ class PredictionAnswerBuilder:
     def _too_long(self, nbytes: int) -> AnswerProgress:
         return AnswerProgress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _json_pieces(self) -> Iterator[bytes]:
         """Yield the response's JSON in pieces that are quick to encode."""
         answer = {"model_name": self._model, "model_version": self._version}
         if self._call.id is not None:
@@ -223,14 +223,14 @@ class PredictionAnswerBuilder:
         yield b"]}"
 
     def _output(self, index: int) -> Iterator[bytes]:
-        spec, parts = self._signature.outputs[index], [outputs[index] for outputs in self._got]
+        spec, parts = self._signature.outputs[index], [outputs[index] for outputs in self._predicted]
         shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
         yield msgspec.json.encode({"name": spec.name, "datatype": spec.datatype, "shape": shape})[:-1] + b',"data":['
         step = _PIECE_TEXTS if spec.datatype == "BYTES" else _PIECE_NUMBERS
-        before = b""
+        separator = b""
         for part in parts:
             values = part.ravel()
             for start in range(0, values.size, step):
-                yield before + msgspec.json.encode(values[start : start + step].tolist())[1:-1]
-                before = b","
+                yield separator + msgspec.json.encode(values[start : start + step].tolist())[1:-1]
+                separator = b","
         yield b"]}"

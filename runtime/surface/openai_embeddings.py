@@ -41,26 +41,26 @@ def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingCall:
     if request.dimensions not in (None, dimensions):
         raise field_refusal("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
     inputs = _inputs(request.input)
-    most = min(MAX_INPUTS, MAX_PAYLOAD // (_NUMBER_BYTES * dimensions))
-    if len(inputs) > most:
-        raise Refused(LimitExceeded("input", len(inputs), most, "inputs"))
+    max_inputs = min(MAX_INPUTS, MAX_PAYLOAD // (_NUMBER_BYTES * dimensions))
+    if len(inputs) > max_inputs:
+        raise Refused(LimitExceeded("input", len(inputs), max_inputs, "inputs"))
     return EmbeddingCall(inputs, request.model, request.encoding_format or "float")
 
 
-def _inputs(given: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
+def _inputs(value: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     """Return the inputs of a text, several texts, token ids, or lists of token ids."""
-    items = [given] if isinstance(given, str) or _is_ids(given) else given
+    items = [value] if isinstance(value, str) or _is_ids(value) else value
     if not items:
-        raise field_refusal("input", given, "must hold a text")
-    found: list[str | tuple[int, ...]] = []
+        raise field_refusal("input", value, "must hold a text")
+    inputs: list[str | tuple[int, ...]] = []
     for index, item in enumerate(items):
         if isinstance(item, str) and item:
-            found.append(item)
+            inputs.append(item)
         elif isinstance(item, list) and _is_ids(item):
-            found.append(tuple(item))
+            inputs.append(tuple(item))
         else:
-            raise field_refusal(f"input[{index}]" if isinstance(given, list) else "input", item, _RULE)
-    return tuple(found)
+            raise field_refusal(f"input[{index}]" if isinstance(value, list) else "input", item, _RULE)
+    return tuple(inputs)
 
 
 _RULE: Final = "must be a text or token ids, and not empty"
@@ -75,8 +75,8 @@ class EmbeddingAnswerBuilder:
 
     def __init__(self, model: str, vector_format: Format) -> None:
         self._model = model
-        self._form = vector_format
-        self._begun = 0
+        self._vector_format = vector_format
+        self._written_items = 0
         self.counts = Counts()
 
     def add_events(self, events: Sequence[Event]) -> AnswerProgress:
@@ -96,10 +96,12 @@ class EmbeddingAnswerBuilder:
         return AnswerProgress(bytes(data), self.counts)
 
     def _item(self, vector: bytes) -> bytes:
-        shown: object = base64.b64encode(vector).decode() if self._form == "base64" else array("f", vector).tolist()
-        item = {"object": "embedding", "index": self._begun, "embedding": shown}
-        before = b"," if self._begun else b'{"object":"list","data":['
-        self._begun += 1
+        shown: object = (
+            base64.b64encode(vector).decode() if self._vector_format == "base64" else array("f", vector).tolist()
+        )
+        item = {"object": "embedding", "index": self._written_items, "embedding": shown}
+        before = b"," if self._written_items else b'{"object":"list","data":['
+        self._written_items += 1
         return before + msgspec.json.encode(item)
 
     def _end(self) -> bytes:
@@ -109,7 +111,7 @@ class EmbeddingAnswerBuilder:
 
 
 def input_refusal(
-    index: int, count: int, size: int, limit: int, whose: str = "this model", *, unit: str = "tokens"
+    index: int, count: int, size: int, limit: int, limit_owner: str = "this model", *, unit: str = "tokens"
 ) -> Refused:
     """Return the refusal of an input over a limit. It names the input's index if there are several inputs."""
-    return Refused(LimitExceeded("input" if count == 1 else f"input[{index}]", size, limit, unit, whose))
+    return Refused(LimitExceeded("input" if count == 1 else f"input[{index}]", size, limit, unit, limit_owner))

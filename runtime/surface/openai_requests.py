@@ -181,18 +181,18 @@ def fit_output(
         raise Refused(LimitExceeded(call.prompt_field, prompt_tokens, longest, "tokens"))
     if prompt_tokens == 0:
         raise field_refusal(call.prompt_field, _Placeholder("(no tokens)"), "must hold at least one token")
-    room = min(limits.max_output_tokens, max_positions - prompt_tokens)
-    own = ceiling.allowed_output(room, prompt_tokens)
-    if own < 1 and ceiling.context_tokens is not None:
+    version_limit = min(limits.max_output_tokens, max_positions - prompt_tokens)
+    tenant_limit = ceiling.allowed_output(version_limit, prompt_tokens)
+    if tenant_limit < 1 and ceiling.context_tokens is not None:
         raise Refused(
             LimitExceeded(call.prompt_field, prompt_tokens, ceiling.context_tokens - 1, "tokens", TENANT_PHRASE)
         )
     if call.max_tokens is None:
-        return ceiling.apply_cap(own if call.is_chat else min(own, COMPLETION_DEFAULT_TOKENS))
-    if call.max_tokens > room:
-        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, room, "tokens"))
-    if call.max_tokens > own:
-        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, own, "tokens", TENANT_PHRASE))
+        return ceiling.apply_cap(tenant_limit if call.is_chat else min(tenant_limit, COMPLETION_DEFAULT_TOKENS))
+    if call.max_tokens > version_limit:
+        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, version_limit, "tokens"))
+    if call.max_tokens > tenant_limit:
+        raise Refused(LimitExceeded(call.max_tokens_field, call.max_tokens, tenant_limit, "tokens", TENANT_PHRASE))
     return ceiling.apply_cap(call.max_tokens)
 
 
@@ -211,15 +211,15 @@ def parse_openai_body(raw: bytes) -> dict[str, Any]:
     """Return the request's object. Raises `Refused(InvalidRequest)`, also for unsupported fields of OpenAI's."""
     value = parse_json_body(raw)
     for field, (without_effect, rule) in _UNSUPPORTED.items():
-        given = value.get(field)
-        if given is not None and not any(_is_equal(given, each) for each in without_effect):
-            raise field_refusal(field, given, rule)
+        field_value = value.get(field)
+        if field_value is not None and not any(_is_equal(field_value, each) for each in without_effect):
+            raise field_refusal(field, field_value, rule)
     return value
 
 
-def _is_equal(given: object, other: object) -> bool:
+def _is_equal(first: object, second: object) -> bool:
     """Compare as JSON does. In Python 0 equals False, but `logprobs` 0 asks for log probabilities."""
-    return given == other and isinstance(given, bool) == isinstance(other, bool)
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
@@ -252,12 +252,12 @@ def _value_at(value: Any, path: str) -> object:
 
 def _template_message(message: _Message, index: int) -> Mapping[str, str]:
     """Return the message as a chat template sees it. Models know OpenAI's newer role `developer` as `system`."""
-    where = f"messages[{index}]"
-    for field, given in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
-        if given:
-            raise field_refusal(f"{where}.{field}", given, "tools are not supported")
+    path = f"messages[{index}]"
+    for field, value in (("tool_calls", message.tool_calls), ("function_call", message.function_call)):
+        if value:
+            raise field_refusal(f"{path}.{field}", value, "tools are not supported")
     if message.content is None and message.role != "assistant":
-        raise field_refusal(f"{where}.content", None, "is required")
+        raise field_refusal(f"{path}.content", None, "is required")
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     plain = {"role": "system" if message.role == "developer" else message.role, "content": text}

@@ -37,20 +37,20 @@ class TokenBytes:
         """Return a token's bytes; b"" for unknown ids, which are not cached. Unknown ids occur: models pad their output
         layer, and prompts may contain any number.
         """
-        known = self._cache.get(token_id)
-        if known is None:
+        raw = self._cache.get(token_id)
+        if raw is None:
             token = self._tokenizer.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
             if token is None:
                 return b""
-            known = self._cache[token_id] = self._decode_token(token)
-        return known
+            raw = self._cache[token_id] = self._decode_token(token)
+        return raw
 
 
 TokenDecoder = Callable[[str], bytes]
 
 
 def _choose_token_decoder(decoder: Any) -> tuple[TokenDecoder, bool]:
-    """Return how the decoder spells a token, and whether it strips the text's first space."""
+    """Return how the tokenizer decodes a token, and whether it strips the text's first space."""
     state = {} if decoder is None else decode_lenient(decoder.__getstate__())
     parts = state.get("decoders", [state])
     names = [part.get("type") for part in parts]
@@ -138,9 +138,9 @@ class StopFinder:
         if starts:
             self.found, self._held = True, ""
             return text[: min(starts)]
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        held_characters = max(_overlap(text, stop) for stop in self._stops)
+        sendable, self._held = text[: len(text) - held_characters], text[len(text) - held_characters :]
+        return sendable
 
     def flush(self) -> str:
         """Return the text that was held back, because the sequence has ended."""

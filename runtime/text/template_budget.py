@@ -61,17 +61,17 @@ def work_budget() -> Iterator[None]:
         _budget.reset(token)
 
 
-def _current() -> _Budget:
-    found = _budget.get()
-    assert found is not None, "templates are compiled and rendered within a budget"
-    return found
+def _current_budget() -> _Budget:
+    current = _budget.get()
+    assert current is not None, "templates are compiled and rendered within a budget"
+    return current
 
 
 def spend(units: int) -> bool:
     """Pay for the work that follows. Always returns True, for use in a condition. Raises TemplateBudgetExceeded."""
-    found = _current()
-    found.left -= units
-    if found.left < 0:
+    current = _current_budget()
+    current.left -= units
+    if current.left < 0:
         _refuse_more()
     return True
 
@@ -120,7 +120,7 @@ def rendered_size(value: object) -> int:
     """
     if isinstance(value, str):
         return len(value)
-    most = _current().left * CHARACTERS_PER_UNIT
+    max_characters = _current_budget().left * CHARACTERS_PER_UNIT
     total, pending = 0, [value]
     while pending:
         match pending.pop():
@@ -138,7 +138,7 @@ def rendered_size(value: object) -> int:
             case Namespace() as namespace:
                 pending.append(object.__getattribute__(namespace, "_Namespace__attrs"))
         total += CHARACTERS_PER_UNIT
-        if total + len(pending) > most:
+        if total + len(pending) > max_characters:
             _refuse_more()
     return total
 
@@ -215,12 +215,12 @@ def _charge_text_method(text: str | bytes, name: str, args: Sequence[Any], kwarg
 
 def charge_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Pay for `value | name(*args, **kwargs)`. Raises TemplateBudgetExceeded."""
-    every = (*args, *kwargs.values())
-    numbers = [abs(each) for each in every if isinstance(each, int)]
+    arguments = (*args, *kwargs.values())
+    numbers = [abs(each) for each in arguments if isinstance(each, int)]
     if max(numbers, default=0) > (_MAX_DECIMALS if name == "round" else MAX_WIDTH):
         _refuse_width(name)
-    if every:
-        charge_text(sum(map(rendered_size, every)))
+    if arguments:
+        charge_text(sum(map(rendered_size, arguments)))
     if name in _LAZY:
         spend(size(value))
         return
@@ -233,16 +233,16 @@ def charge_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[st
             named = dict(zip(("old", "new"), args, strict=False)) | dict(kwargs)
             _charge_replacement(str(value), str(named.get("old", "")), str(named.get("new", "")))
         case "join":
-            charge_text(size(value) * max(map(size, every), default=0))
+            charge_text(size(value) * max(map(size, arguments), default=0))
         case "format":
             _charge_percent(str(value), [*args, kwargs])
         case "indent":
-            charge_text((str(value).count("\n") + 1) * max([4, *map(size, every), *numbers]))
+            charge_text((str(value).count("\n") + 1) * max([4, *map(size, arguments), *numbers]))
         case "tojson":
-            widths = [*numbers, *(rendered_size(each) for each in every if not isinstance(each, int))]
+            widths = [*numbers, *(rendered_size(each) for each in arguments if not isinstance(each, int))]
             charge_text(written * max([1, *widths]))
         case "sum":
-            charge_text(written * size(value) if every else 0)
+            charge_text(written * size(value) if arguments else 0)
         case "title" | "wordcount":  # these use regular expressions, which are slower
             spend(written)
         case "trim":

@@ -115,9 +115,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum")
         for name in _REMOVED:
             self.filters.pop(name)
-        for name, found in list(self.filters.items()):
-            self.add_filter(name, found)
-        self.tests = {name: _paying_test(name, found) for name, found in self.tests.items()}
+        for name, function in list(self.filters.items()):
+            self.add_filter(name, function)
+        self.tests = {name: _paying_test(name, function) for name, function in self.tests.items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Register a filter that pays for its input and its output."""
@@ -172,16 +172,16 @@ def _paid_output(value: Any) -> Any:
 
 def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that pays. The library's marks on it, such as for taking the context, are kept."""
-    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+    value_index = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
     def paying(*args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        if isinstance(given[first], Iterator):
-            items = charged_items(given[first])
-            given[first] = list(items) if name in _EAGER else items
-        template_budget.charge_filter(name, given[first], given[first + 1 :], kwargs)
-        result = function(*given, **kwargs)
+        arguments = list(args)
+        if isinstance(arguments[value_index], Iterator):
+            items = charged_items(arguments[value_index])
+            arguments[value_index] = list(items) if name in _EAGER else items
+        template_budget.charge_filter(name, arguments[value_index], arguments[value_index + 1 :], kwargs)
+        result = function(*arguments, **kwargs)
         charge_result(result)
         return result
 
@@ -190,11 +190,11 @@ def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _paying_test(name: str, function: Any) -> Callable[..., Any]:
     """Return a test that pays. The library's marks on it are kept."""
-    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+    value_index = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
     def paying(*args: Any, **kwargs: Any) -> Any:
-        template_budget.charge_test(name, args[first], (*args[first + 1 :], *kwargs.values()))
+        template_budget.charge_test(name, args[value_index], (*args[value_index + 1 :], *kwargs.values()))
         return function(*args, **kwargs)
 
     return paying

@@ -45,9 +45,9 @@ class TextCodec:
         special = _special_tokens({**json_object(files, "special_tokens_map.json"), **config})
         self.template_file, self._template = _chat_template(files, config, special)
         ids = {name: self._tokenizer.token_to_id(text) for name, text in special.items()}
-        self.special_ids: dict[str, int] = {name: found for name, found in ids.items() if found is not None}
-        end = {self.special_ids["eos_token"]} if "eos_token" in self.special_ids else set()
-        self.stop_ids: frozenset[int] = end_of_sequence_ids(files) | end
+        self.special_ids: dict[str, int] = {name: token_id for name, token_id in ids.items() if token_id is not None}
+        eos_ids = {self.special_ids["eos_token"]} if "eos_token" in self.special_ids else set()
+        self.stop_ids: frozenset[int] = end_of_sequence_ids(files) | eos_ids
 
     def __repr__(self) -> str:
         return f"<TextCodec vocab={self._tokenizer.get_vocab_size()} chat={self._template is not None}>"
@@ -110,18 +110,18 @@ def _chat_template(
     """Return the template's file and the template. `chat_template.jinja` comes before the configuration, in which the
     template named `default` counts.
     """
-    where, source = "tokenizer_config.json", config.get("chat_template")
+    path, source = "tokenizer_config.json", config.get("chat_template")
     if isinstance(source, list):
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
         source = named.get("default")
     if (raw := files.get("chat_template.jinja")) is not None:
-        where, source = "chat_template.jinja", raw.decode("utf-8", "replace")
+        path, source = "chat_template.jinja", raw.decode("utf-8", "replace")
     if source is None:
         return None, None
     try:
-        return where, ChatTemplate(str(source), special)
+        return path, ChatTemplate(str(source), special)
     except ValueError as error:
-        raise Refused(ArtifactRejected(where, str(error)[:200])) from error
+        raise Refused(ArtifactRejected(path, str(error)[:200])) from error
 
 
 def check_token_rows(codec: TextCodec, vocab_size: int) -> None:

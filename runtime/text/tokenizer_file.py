@@ -148,8 +148,8 @@ def _post_processor_growth(processor: dict[str, Any]) -> tuple[int, int]:
     match processor:
         case {"type": "Sequence", "processors": steps}:
             copies, added = 1, 0
-            for of_text, more in map(_post_processor_growth, steps):
-                copies, added = copies * of_text, added * of_text + more
+            for step_copies, step_added in map(_post_processor_growth, steps):
+                copies, added = copies * step_copies, added * step_copies + step_added
             return copies, added
         case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": dict(special)}:
             named = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
@@ -183,7 +183,7 @@ def _try_fast(raw: bytes) -> Any:
         rest = decoder(dict[str, msgspec.Raw]).decode(raw) | {"added_tokens": _NONE, "model": _MODEL}
         tokenizer: Any = Tokenizer.from_buffer(msgspec.json.encode(rest))
         model = file.model
-        given = {
+        optional = {
             name: getattr(model, name) for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
         }
         tokenizer.model = models.BPE(
@@ -192,7 +192,7 @@ def _try_fast(raw: bytes) -> Any:
             fuse_unk=model.fuse_unk,
             byte_fallback=model.byte_fallback,
             ignore_merges=model.ignore_merges,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in optional.items() if value is not None},
         )
     except Exception:  # the library then reads the file and reports what is wrong
         return None
