@@ -49,7 +49,7 @@ TAKEN_AWAY: Final = {
         "lease": "app/test_leader_election.py::test_leader_that_cannot_renew_stops_first",
     },
     "runtime": {
-        "weights": "lifecycle/test_replica.py::test_a_failed_restore_is_the_end",
+        "weights": "lifecycle/test_replica.py::test_failed_restore_fails_the_replica",
         "ledger": "api/test_orphan_records.py::test_unshipped_records_stay_for_recovery",
         "seals": "app/test_app.py::test_seal_upload_stops_after_three_tries",
         "filters": "surface/test_filter_pipeline.py::test_silent_filter_refuses_the_request",

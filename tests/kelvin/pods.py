@@ -17,7 +17,7 @@ import psutil
 from coldstart_bench.harness.installation import free_port
 from kelvin.contracts.artifacts.manifest import Limits
 from kelvin.supervisor.watchdog import PROBE_INTERVAL_S, PROBE_TIMEOUT_S
-from tests.runtime.processes import DEADLINE_S, Installation, installation
+from tests.runtime.processes import DEADLINE_S, Installation, run_installation
 from tests.unclean_exit import find_unclean_exit
 from tests.weightcache.kit import TENANT, Version
 
@@ -38,7 +38,7 @@ def sealed_version(data: Path) -> Iterator[tuple[Installation, Version]]:
     """Yield an installation with a sealed version. Its context is long enough for completions of seconds."""
     from tests.runtime.versions import make_llama  # imported here because it imports torch
 
-    with installation(data) as house:
+    with run_installation(data) as house:
         version = house.publish(make_llama(seed=5, max_position_embeddings=LONG, limits=Limits(400, LONG, 8)))
         standby = house.fork()
         standby.seal(version)

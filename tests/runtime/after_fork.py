@@ -23,7 +23,7 @@ def main() -> None:
     from runtime.app import app, standby
     from runtime.app.zygote import count_threads, fork_detached
     from runtime.lifecycle.meter_writer import create_meter_page
-    from tests.runtime.in_process import use
+    from tests.runtime.in_process import call_every_route
 
     threads = count_threads()
     reader, writer = os.pipe()
@@ -43,7 +43,7 @@ def main() -> None:
         async with asyncio.TaskGroup() as tasks:
             process = app.ReplicaProcess("after-fork", directory, listener, meter, control)
             tasks.create_task(app.serve(process, settings, stop))
-            await use(directory, "rt-after-fork.sock", sys.argv[1])
+            await call_every_route(directory, "rt-after-fork.sock", sys.argv[1])
             stop.set()
 
     run_service(life, None)

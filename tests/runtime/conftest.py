@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.runtime.processes import Installation, installation
+from tests.runtime.processes import Installation, run_installation
 
 if TYPE_CHECKING:
     from tests.runtime.versions import MemoryLease
@@ -21,7 +21,7 @@ def sealed() -> "MemoryLease":
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """A running zygote and cache agent."""
-    with installation(tmp_path_factory.mktemp("house") / "data") as each:
+    with run_installation(tmp_path_factory.mktemp("house") / "data") as each:
         yield each

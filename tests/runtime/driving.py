@@ -26,7 +26,7 @@ class StepClock:
         return self.now_ns
 
 
-def run_dry(machine: Engine, limit: int = 10_000) -> list[Event]:
+def run_to_end(machine: Engine, limit: int = 10_000) -> list[Event]:
     """Step until no work is left, checking integrity after each step. Return the events."""
     events: list[Event] = []
     for _ in range(limit):
@@ -54,7 +54,7 @@ def check_progress(machine: Engine, layers: int) -> None:
     assert all(before < now for before, now in pairwise(progress_s)), progress_s
 
 
-class Heard:
+class EventRecorder:
     """Records what an engine's thread reports: events, and True or False as it becomes busy or idle."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ TEXT = "naïve 中文 text"
 CODEC = TextCodec(files())
 
 
-def saying(text: str) -> Callable[[GenerationRequest], Sequence[int]]:
+def script_of(text: str) -> Callable[[GenerationRequest], Sequence[int]]:
     """Return a script that says this text for every request."""
     ids = CODEC._tokenizer.encode(text, add_special_tokens=False).ids
     return lambda _: ids
@@ -74,11 +74,11 @@ def fake_work(
 ) -> ReplicaOperations:
     """Return operations that restore this engine at once, or fail. A resume restores it too, or calls `resume`."""
 
-    def restore(request: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
+    def restore(request: BindRequest, callbacks: EngineCallbacks) -> ServedDecoder:
         if failure is not None:
             raise Refused(failure)
         thread = EngineThread(
-            engine, on_events=wiring.on_events, on_busy=wiring.on_busy, max_requests=2 * LIMITS.max_streams
+            engine, on_events=callbacks.on_events, on_busy=callbacks.on_busy, max_requests=2 * LIMITS.max_streams
         )
         thread.start()
         spans = (StageSpan(Stage.LEASED, 1), StageSpan(Stage.BOUND, 2), StageSpan(Stage.READY, 3))
@@ -99,15 +99,15 @@ def fake_work(
 
 def replica_of(tmp_path: Path, work: ReplicaOperations | None = None, failure: Failure | None = None) -> RuntimeReplica:
     """Return a parked replica without surroundings."""
-    work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
+    work = work or fake_work(ScriptedEngine(script_of("hello")), failure=failure)
     return RuntimeReplica("rt1", create_meter_page(tmp_path, "rt1"), work)
 
 
-LIVES = "activator-lives"  # any other activator is dead
+LIVE_ACTIVATOR = "activator-lives"  # any other activator is dead
 
 
 @dataclass
-class Bench:
+class ReplicaServer:
     """A replica served on a socket, and its client."""
 
     replica: RuntimeReplica
@@ -128,10 +128,10 @@ class Bench:
         except TimeoutError:
             raise AssertionError(f"never came true: {wish}") from None
 
-    async def quiet(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Let the engine run freely, and wait until nothing of any request is left."""
         await self.until("no exchange", lambda: self.api.served_requests == 0)
-        self.engine.free_running()
+        self.engine.run_freely()
         await self.until("nothing runs", lambda: self.engine.running == 0 and not self.engine.has_work)
         await self.until("no stream", lambda: self.replica._streams is not None and len(self.replica._streams) == 0)
         assert self.replica._streams is not None
@@ -142,12 +142,12 @@ class Bench:
 
     def open(self, path: str = "/v1/completions", body: Mapping[str, Any] | bytes | None = None, **headers: str) -> Any:
         """Send a request like the activator. Keyword arguments are `x-kelvin-` headers with underscores."""
-        lines = {"x-kelvin-request-id": "r1", "x-kelvin-source": LIVES}
+        lines = {"x-kelvin-request-id": "r1", "x-kelvin-source": LIVE_ACTIVATOR}
         lines |= {f"x-kelvin-{name.replace('_', '-')}": value for name, value in headers.items()}
         content = body if isinstance(body, bytes) else json.dumps({"prompt": "Once"} | dict(body or {})).encode()
         return self.session.post(f"http://rt{path}", data=content, headers=lines)
 
-    async def told(self, request_id: str, tokens: int, *, recorded: bool = False) -> None:
+    async def send_receipt(self, request_id: str, tokens: int, *, recorded: bool = False) -> None:
         """Send a receipt for a request."""
         receipt = {"request_id": request_id, "completion_tokens": tokens, "recorded": recorded}
         async with self.session.post("http://rt/v1/receipts", json={"receipts": [receipt]}) as answer:
@@ -175,7 +175,7 @@ async def frames_until(answer: aiohttp.ClientResponse, decoder: FrameDecoder, to
 
 
 @asynccontextmanager
-async def bench(
+async def serve_replica(
     tmp_path: Path,
     engine: ScriptedEngine,
     *,
@@ -185,7 +185,7 @@ async def bench(
     filter_pipeline: FilterPipeline | None = None,
     probes: FastAPI | None = None,
     step_s: float = math.inf,
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[ReplicaServer]:
     """Run everything of `app.serve` except the restore and the spool; with `probes`, as in a pod."""
     directory = SocketDirectory(tmp_path / "run")
     listener = directory.listen("rt-x.sock")
@@ -194,7 +194,7 @@ async def bench(
         "x", meter, fake_work(engine, failure=failure, filter_pipeline=filter_pipeline), step_s=step_s
     )
     records = MemoryRecords()
-    orphans = OrphanRecords("x", records.append, lambda source: source == LIVES, grace_s)
+    orphans = OrphanRecords("x", records.append, lambda source: source == LIVE_ACTIVATOR, grace_s)
     control = probes or build_control_app()
     attach_replica(control, replica)
     api = ServingApi(replica, orphans, control, in_pod=probes is not None)
@@ -206,13 +206,13 @@ async def bench(
     try:
         if bound:
             await replica.bind(BIND)
-        each = Bench(replica, api, engine, meter, orphans, records, session, directory)
+        each = ReplicaServer(replica, api, engine, meter, orphans, records, session, directory)
         try:
             yield each
         finally:
             await each.session.close()
     finally:
-        engine.free_running()
+        engine.run_freely()
         await session.close()
         stop.set()
         watcher.cancel()

@@ -10,7 +10,7 @@ from kelvin.ipc.socket_directory import SocketDirectory
 DEADLINE_S = 60.0
 
 
-async def use(directory: SocketDirectory, name: str, version: str) -> None:
+async def call_every_route(directory: SocketDirectory, name: str, version: str) -> None:
     """Get the state, bind, send a chat, a stream and a cancellation."""
     client = ServiceClient(directory, name, "the runtime")
     try:

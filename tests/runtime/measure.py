@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kelvin.contracts.artifacts.runtime_control import BindResponse, RuntimeReport
-from tests.runtime.processes import Born, Installation, bind_of, installation
+from tests.runtime.processes import Installation, Standby, bind_of, run_installation
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import Version
 
@@ -45,25 +45,25 @@ def measured(description: str) -> Iterator[tuple[Installation, Version]]:
     host_bytes = (1 << 30) if large else (16 << 20)
     with (
         tempfile.TemporaryDirectory() as directory,
-        installation(Path(directory) / "data", host_bytes=host_bytes) as house,
+        run_installation(Path(directory) / "data", host_bytes=host_bytes) as installation,
     ):
-        version = house.publish(make_llama(**(LARGE if large else {})))
-        standby = house.fork()
+        version = installation.publish(make_llama(**(LARGE if large else {})))
+        standby = installation.fork()
         standby.seal(version)
         standby.reap()
         print(f"{version.manifest.total_bytes / 1e6:.0f} MB; load {os.getloadavg()[0]:.1f}")
-        yield house, version
+        yield installation, version
 
 
-def _fork(house: Installation) -> tuple[Born, float]:
+def _fork(installation: Installation) -> tuple[Standby, float]:
     began = time.perf_counter()
-    born = house.fork()
-    return born, (time.perf_counter() - began) * 1e3
+    standby = installation.fork()
+    return standby, (time.perf_counter() - began) * 1e3
 
 
-async def _promote(born: Born, version: Version) -> tuple[BindResponse, float]:
+async def _promote(standby: Standby, version: Version) -> tuple[BindResponse, float]:
     """Bind over an open connection. Return the response and its milliseconds."""
-    async with born.client() as client:
+    async with standby.client() as client:
         await client.call("GET", "/control/state", RuntimeReport, timeout_s=60.0)
         began = time.perf_counter()
         bound = await client.call("POST", "/control/bind", BindResponse, body=bind_of(version), timeout_s=60.0)
@@ -75,32 +75,34 @@ def _say(name: str, values: Sequence[float]) -> None:
 
 
 def main() -> None:
-    with measured(str(__doc__)) as (house, version):
+    with measured(str(__doc__)) as (installation, version):
         ways = {"just borne": (0.0, 0), "warmed up": (1.5, 0), "warmed up, beside a fork": (1.5, 1)}
         times: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
         for _ in range(ROUNDS):
             for name, (wait_s, beside) in ways.items():
-                _bind(house, version, wait_s, beside, times[name])
+                _bind(installation, version, wait_s, beside, times[name])
         for name, found in times.items():
             print(name)
             for what, values in found.items():
                 _say(f"  {what}", values)
 
 
-def _bind(house: Installation, version: Version, wait_s: float, beside: int, times: dict[str, list[float]]) -> None:
+def _bind(
+    installation: Installation, version: Version, wait_s: float, beside: int, times: dict[str, list[float]]
+) -> None:
     """Fork, bind and end one standby, and add its times to the lists."""
-    born, parked_ms = _fork(house)
+    standby, parked_ms = _fork(installation)
     times.setdefault("fork to parked", []).append(parked_ms)
     time.sleep(wait_s)
     with ThreadPoolExecutor(max_workers=max(1, beside)) as others:
-        forks = [others.submit(house.fork) for _ in range(beside)]
-        bound, took_ms = asyncio.run(_promote(born, version))
+        forks = [others.submit(installation.fork) for _ in range(beside)]
+        bound, took_ms = asyncio.run(_promote(standby, version))
         born_beside = [fork.result() for fork in forks]
     times.setdefault("bind, as the caller sees it", []).append(took_ms)
     for span in bound.spans:
         times.setdefault(f"bind to {span.stage.value}", []).append(span.after_us / 1e3)
     times.setdefault("promotion", []).append(took_ms - bound.spans[-1].after_us / 1e3)
-    for each in (born, *born_beside):
+    for each in (standby, *born_beside):
         each.end()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kelvin.contracts.artifacts.runtime_control import BindResponse
 from tests.runtime.measure import ROUNDS, measured
-from tests.runtime.processes import Born, Installation, bind_of, poll_until
+from tests.runtime.processes import Installation, Standby, bind_of, poll_until
 from tests.weightcache.kit import TENANT, Version, evict
 
 PROMPT = {"prompt": list(range(4, 20)), "max_tokens": 1, "temperature": 0}
@@ -20,9 +20,9 @@ WARM_UP_S = 1.5
 Times = dict[str, list[float]]
 
 
-async def _serve(born: Born, version: Version, path: str) -> tuple[float, float]:
+async def _serve(standby: Standby, version: Version, path: str) -> tuple[float, float]:
     """Return the milliseconds until the call is answered, and until an answer of one token."""
-    async with born.client() as client:
+    async with standby.client() as client:
         async with client.session.get(
             "http://rt/healthz"
         ) as answer:  # open the connection, as the control plane has one
@@ -30,22 +30,22 @@ async def _serve(born: Born, version: Version, path: str) -> tuple[float, float]
         began = time.perf_counter()
         await client.call("POST", path, BindResponse, body=bind_of(version), timeout_s=60.0)
         ready = time.perf_counter()
-        async with born.request(client, PROMPT, f"r{began}") as answer:
+        async with standby.request(client, PROMPT, f"r{began}") as answer:
             await answer.read()
         return (ready - began) * 1e3, (time.perf_counter() - began) * 1e3
 
 
-def _private_mb(born: Born) -> float:
+def _private_mb(standby: Standby) -> float:
     """Return the memory that the process's end would free, in MiB."""
-    lines = Path(f"/proc/{born.pid}/smaps_rollup").read_text().splitlines()
+    lines = Path(f"/proc/{standby.pid}/smaps_rollup").read_text().splitlines()
     found = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
     return (found["Private_Clean"] + found["Private_Dirty"]) / 1024
 
 
-def _evict(house: Installation) -> None:
+def _evict(installation: Installation) -> None:
     def gone() -> bool | None:
         try:
-            asyncio.run(evict(house.directory, "host", None, None))
+            asyncio.run(evict(installation.directory, "host", None, None))
         except Exception:  # a process that was just killed may still hold a slab
             return None
         return True
@@ -53,26 +53,26 @@ def _evict(house: Installation) -> None:
     poll_until("the host tier is empty", gone)
 
 
-def _zero(house: Installation, version: Version, on_disk: bool, times: Times) -> None:
-    born = house.fork()
+def _zero(installation: Installation, version: Version, on_disk: bool, times: Times) -> None:
+    standby = installation.fork()
     time.sleep(WARM_UP_S)
     if on_disk:
-        _evict(house)
-    _note(times, _private_mb(born), asyncio.run(_serve(born, version, "/control/bind")))
-    born.end()
+        _evict(installation)
+    _note(times, _private_mb(standby), asyncio.run(_serve(standby, version, "/control/bind")))
+    standby.end()
 
 
-def _asleep(house: Installation, version: Version, on_disk: bool, times: Times, *, drop: bool) -> None:
-    born = house.fork()
+def _asleep(installation: Installation, version: Version, on_disk: bool, times: Times, *, drop: bool) -> None:
+    standby = installation.fork()
     time.sleep(WARM_UP_S)
-    asyncio.run(_serve(born, version, "/control/bind"))
-    born.sleep()
+    asyncio.run(_serve(standby, version, "/control/bind"))
+    standby.sleep()
     if drop:
-        born.drop()
+        standby.drop()
     if on_disk:
-        _evict(house)
-    _note(times, _private_mb(born), asyncio.run(_serve(born, version, "/control/wake")))
-    born.end()
+        _evict(installation)
+    _note(times, _private_mb(standby), asyncio.run(_serve(standby, version, "/control/wake")))
+    standby.end()
 
 
 def _note(times: Times, held_mb: float, took: tuple[float, float]) -> None:
@@ -81,16 +81,16 @@ def _note(times: Times, held_mb: float, took: tuple[float, float]) -> None:
 
 
 def main() -> None:
-    with measured(str(__doc__)) as (house, version):
-        files = [house.data / "cache" / TENANT / digest[:2] / digest for digest in version.digests]
+    with measured(str(__doc__)) as (installation, version):
+        files = [installation.data / "cache" / TENANT / digest[:2] / digest for digest in version.digests]
         poll_until("it is on the disk", lambda: all(path.exists() for path in files) or None)
         times: dict[str, Times] = {}
         for _ in range(ROUNDS):
             for place in ("host", "nvme"):
-                _zero(house, version, place == "nvme", times.setdefault(f"zero, {place}", {}))
+                _zero(installation, version, place == "nvme", times.setdefault(f"zero, {place}", {}))
                 drop = times.setdefault(f"asleep2, {place}", {})
-                _asleep(house, version, place == "nvme", drop, drop=True)
-            _asleep(house, version, False, times.setdefault("asleep", {}), drop=False)
+                _asleep(installation, version, place == "nvme", drop, drop=True)
+            _asleep(installation, version, False, times.setdefault("asleep", {}), drop=False)
         for way, found in sorted(times.items()):
             ready, token, held = (found[name] for name in ("ready", "token", "MB"))
             middle = f"{statistics.median(ready):7.1f} ms ready ({min(ready):.1f} to {max(ready):.1f})"

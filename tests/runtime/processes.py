@@ -64,7 +64,7 @@ def poll_until(wish: str, condition: Callable[[], T | None]) -> T:
 
 
 @dataclass
-class Born:
+class Standby:
     """A process that the zygote forked, to be reaped by the test."""
 
     installation: "Installation"
@@ -146,7 +146,7 @@ class Born:
         assert select.select([self.pidfd], [], [], DEADLINE_S)[0], f"{self.runtime_id} lives on"
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
-        self.installation.born.remove(self)
+        self.installation.standbys.remove(self)
         return os.waitstatus_to_exitcode(status)
 
     def end(self) -> None:
@@ -186,7 +186,7 @@ class Installation:
     store: FileStore
     zygote: "subprocess.Popen[bytes]"
     lifeline: int
-    born: list[Born] = field(default_factory=list)
+    standbys: list[Standby] = field(default_factory=list)
     _last: int = 0
 
     def ask_zygote(self, message: object) -> tuple[dict[str, Any], list[int]]:
@@ -196,15 +196,15 @@ class Installation:
             raw, fds, _, _ = socket.recv_fds(sock, 4096, 4)
         return json.loads(raw), fds
 
-    def fork(self) -> Born:
+    def fork(self) -> Standby:
         """Fork a standby and wait until it is parked."""
         self._last += 1
         runtime_id = f"t{self._last}"
         reply, (pidfd,) = self.ask_zygote({"op": "fork", "runtime_id": runtime_id})
-        born = Born(self, runtime_id, reply["pid"], pidfd)
-        self.born.append(born)
-        poll_until("it parks", lambda: _try(born.report))
-        return born
+        standby = Standby(self, runtime_id, reply["pid"], pidfd)
+        self.standbys.append(standby)
+        poll_until("it parks", lambda: _try(standby.report))
+        return standby
 
     def cut_lifeline(self) -> None:
         """Close the lifeline, as if the supervisor had died."""
@@ -225,7 +225,7 @@ def _try(call: Callable[[], T]) -> T | None:
 
 
 @contextmanager
-def installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) -> Iterator[Installation]:
+def run_installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) -> Iterator[Installation]:
     """Run an installation. All its processes are killed and reaped afterwards."""
     data.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
@@ -262,8 +262,8 @@ def installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) 
             raise
         finally:
             each.cut_lifeline()
-            for born in list(each.born):
-                born.end()
+            for standby in list(each.standbys):
+                standby.end()
             for process in started:
                 process.kill()
                 process.wait(DEADLINE_S)

@@ -14,7 +14,7 @@ from runtime.lifecycle.sealing_jobs import seal
 from runtime.lifecycle.version_restore import restore
 from runtime.lifecycle.weights import AcquireLease, Weights, bind_weights, read_pinned_files
 from runtime.surface.served_version import ServedVersion, SuspendHandle
-from tests.runtime.driving import DEADLINE_S, Heard
+from tests.runtime.driving import DEADLINE_S, EventRecorder
 from tests.runtime.versions import MemoryLease, make_llama
 
 S = TypeVar("S", bound=ServedVersion)
@@ -27,9 +27,9 @@ def bind_of(lease: MemoryLease, kv_bytes: int = 1 << 20) -> BindRequest:
 
 
 @contextmanager
-def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 << 20) -> Iterator[S]:
+def restored(lease: MemoryLease, recorder: EventRecorder, kind: type[S], kv_bytes: int = 1 << 20) -> Iterator[S]:
     """A served version, until the block ends."""
-    serving = restore(bind_of(lease, kv_bytes), heard.callbacks, lease.acquire)
+    serving = restore(bind_of(lease, kv_bytes), recorder.callbacks, lease.acquire)
     assert isinstance(serving, kind)
     try:
         yield serving
@@ -37,11 +37,11 @@ def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 
         assert serving.thread.stop(DEADLINE_S)
 
 
-def generate(serving: ServedVersion, heard: Heard, tokens: int = 12) -> None:
+def generate(serving: ServedVersion, recorder: EventRecorder, tokens: int = 12) -> None:
     """Generate greedy tokens and wait for the end."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     serving.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
-    heard.wait_for_ends()
+    recorder.wait_for_ends()
 
 
 def sealed_lease(lease: MemoryLease) -> MemoryLease:
@@ -49,7 +49,7 @@ def sealed_lease(lease: MemoryLease) -> MemoryLease:
     return MemoryLease(lease.version, (attestation,))
 
 
-def by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
+def generate_by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
     bound = bind_weights(lease.weights(), read_pinned_files(lease), "library", torch.device("cpu"))
     bound.config._attn_implementation = "sdpa"
     generated = bound.module.generate(  # type: ignore[operator]
@@ -59,19 +59,22 @@ def by_library(lease: MemoryLease, tokens: int = 12) -> list[int]:
     return ids
 
 
-def copied(lease: MemoryLease) -> Weights:
+def copy_weights(lease: MemoryLease) -> Weights:
     """Return copies of the tensors, as on a device, which can be made again."""
     weights = lease.weights()
     copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
     return Weights(
-        weights.lease, copies, copy_again=lambda: copied(lease), build_host_tensors=lambda: lease.weights().tensors
+        weights.lease,
+        copies,
+        copy_again=lambda: copy_weights(lease),
+        build_host_tensors=lambda: lease.weights().tensors,
     )
 
 
-def fell_asleep(lease: MemoryLease, heard: Heard, acquire: AcquireLease | None = None) -> SuspendHandle:
+def suspend_version(lease: MemoryLease, recorder: EventRecorder, acquire: AcquireLease | None = None) -> SuspendHandle:
     """Restore, generate and suspend. Nothing of the engine or of the device copies is left."""
-    serving = restore(bind_of(lease), heard.callbacks, acquire or lease.acquire)
-    generate(serving, heard)
+    serving = restore(bind_of(lease), recorder.callbacks, acquire or lease.acquire)
+    generate(serving, recorder)
     engine, handle = weakref.ref(serving.engine), serving.suspend_handle
     assert handle is not None
     copy = weakref.ref(next(iter(serving.engine._runner._module.parameters())))  # type: ignore[attr-defined]
@@ -81,16 +84,16 @@ def fell_asleep(lease: MemoryLease, heard: Heard, acquire: AcquireLease | None =
     assert acquire is None or copy() is None, "the copies are still there"
     gc.collect()
     assert engine() is None, "the engine, and with it the KV, is still there"
-    heard.clear()
+    recorder.clear()
     return handle
 
 
-def wake_and_answer(handle: SuspendHandle, lease: MemoryLease, heard: Heard) -> ServedVersion:
+def wake_and_check(handle: SuspendHandle, lease: MemoryLease, recorder: EventRecorder) -> ServedVersion:
     """Wake it and assert the library's tokens. Its thread has ended."""
-    heard.clear()
-    woken = handle.resume(bind_of(lease), heard.callbacks)
-    generate(woken, heard)
-    assert heard.tokens == by_library(lease)
+    recorder.clear()
+    woken = handle.resume(bind_of(lease), recorder.callbacks)
+    generate(woken, recorder)
+    assert recorder.tokens == generate_by_library(lease)
     assert not woken.engine.needs_probe
     assert woken.thread.stop(DEADLINE_S)
     return woken

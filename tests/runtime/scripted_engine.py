@@ -33,7 +33,7 @@ class ScriptedEngine:
         self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False, step_s: float = 0.0
     ) -> None:
         self._script = script
-        self.moves_on = False  # report progress by layers during a step
+        self.reports_progress = False  # report progress by layers during a step
         self._step_s = step_s
         self._paced = paced
         self._permits = threading.Semaphore(0)
@@ -56,13 +56,13 @@ class ScriptedEngine:
     def allow(self, steps: int = 1) -> None:
         self._permits.release(steps)
 
-    def free_running(self) -> None:
+    def run_freely(self) -> None:
         self._paced = False
         self._permits.release(1)
 
     @property
     def last_layer_started_s(self) -> float:
-        return time.monotonic() if self.moves_on else 0.0
+        return time.monotonic() if self.reports_progress else 0.0
 
     @property
     def batching_delay_s(self) -> float:

@@ -15,7 +15,7 @@ from tests.activator.control import replica_row
 from tests.activator.queue.slot_world import KEY
 from tests.activator.request.hedge_world import ground, outcome
 from tests.activator.world import world
-from tests.runtime.fakes import LIMITS, bench, saying
+from tests.runtime.fakes import LIMITS, script_of, serve_replica
 from tests.runtime.scripted_engine import ScriptedEngine
 
 ALONE = {"connection": "close"}  # so that each request may reach either activator
@@ -105,7 +105,7 @@ async def test_two_activators_at_a_runtime(tmp_path: Path) -> None:
     try:
         async with (
             world(tmp_path, listener=listener) as here,
-            bench(here.data, ScriptedEngine(saying(" there was"), paced=True)) as runtime,
+            serve_replica(here.data, ScriptedEngine(script_of(" there was"), paced=True)) as runtime,
         ):
             credits, sources = runtime.replica.credits, set[str]()
             await here.publish(replica_row("x", LIMITS.max_streams))
@@ -117,7 +117,7 @@ async def test_two_activators_at_a_runtime(tmp_path: Path) -> None:
                         assert credits.active_requests <= LIMITS.max_streams
                         sources |= credits._activators.keys()
                         if credits.active_requests == LIMITS.max_streams:
-                            runtime.engine.free_running()
+                            runtime.engine.run_freely()
                         await asyncio.wait(requests, timeout=0.05)
                     assert [each.result().status for each in requests] == [200] * len(requests)
             old.send_signal(signal.SIGTERM)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from kelvin.contracts.serving.stream_frames import FrameDecoder, FrameKind
-from tests.runtime.fakes import Bench, bench, frames_until, saying
+from tests.runtime.fakes import ReplicaServer, frames_until, script_of, serve_replica
 from tests.runtime.scripted_engine import ScriptedEngine
 
 TEXT = "one two three four five six seven " * 4
@@ -21,7 +21,7 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def _one(each: Bench, number: int, chance: random.Random) -> str:
+async def _one(each: ReplicaServer, number: int, chance: random.Random) -> str:
     """Send one request that ends in a random one of WAYS. Return the way."""
     way = chance.choice(WAYS)
     request_id = f"r{number}"
@@ -61,11 +61,11 @@ async def _one(each: Bench, number: int, chance: random.Random) -> str:
             assert not {FrameKind.END, FrameKind.FAILED} & set(kinds[:-1])
         else:
             assert answer.status in (503, 504, 499)
-    await each.told(request_id, 0, recorded=True)
+    await each.send_receipt(request_id, 0, recorded=True)
     return way
 
 
-async def _cut_body(each: Bench, request_id: str) -> None:
+async def _cut_body(each: ReplicaServer, request_id: str) -> None:
     """Send a part of a request's body, then close the connection."""
     reader, writer = await asyncio.open_unix_connection(each.directory.address("rt-x.sock"))
     head = (
@@ -84,9 +84,9 @@ async def test_cancelled_requests_leave_no_state(tmp_path: Path, seed: int) -> N
     """After 120 concurrent requests in all ways of ending, everything is as before."""
     chance = random.Random(seed)
 
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), step_s=0.001), grace_s=0.01) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), step_s=0.001), grace_s=0.01) as each:
         await each.frames(body={"max_tokens": 1})  # initialise everything lazy
-        await each.quiet()
+        await each.wait_until_idle()
         await _reconnect(each)
         files, tasks = _open_files(), len(asyncio.all_tasks())
         many = asyncio.Semaphore(24)
@@ -97,7 +97,7 @@ async def test_cancelled_requests_leave_no_state(tmp_path: Path, seed: int) -> N
 
         ways = await asyncio.gather(*(bounded(number) for number in range(REQUESTS)))
         assert set(ways) == set(WAYS)
-        await each.quiet()
+        await each.wait_until_idle()
         await each.orphans.flush()
         await _reconnect(each)
         await each.until("connections and watchers are gone", lambda: _open_files() <= files)
@@ -109,7 +109,7 @@ async def test_cancelled_requests_leave_no_state(tmp_path: Path, seed: int) -> N
         assert each.engine.running == 0
 
 
-async def _reconnect(each: Bench) -> None:
+async def _reconnect(each: ReplicaServer) -> None:
     """Close kept-alive connections, which are no leak."""
     await each.session.close()
     connector = aiohttp.UnixConnector(path=each.directory.address("rt-x.sock"), limit=0)
@@ -121,7 +121,7 @@ async def test_leak_check_finds_a_planted_leak(tmp_path: Path, monkeypatch: pyte
     """Negative control: if a disconnect does not cancel, the engine still runs after the response."""
     monkeypatch.setattr("runtime.drivers.event_stream.EventStream.stop", lambda self: None)
 
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
             each.engine.allow(3)
             await answer.content.readany()
@@ -133,7 +133,7 @@ async def test_leak_check_finds_a_planted_leak(tmp_path: Path, monkeypatch: pyte
 
 async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None:
     """A request is cancelled while a step runs, and gets no further step."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
             each.engine.allow(1)
             await answer.content.readany()
@@ -142,7 +142,7 @@ async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None
         each.engine.allow(1)  # the step that was running
         await each.until("it was cancelled", lambda: len(each.engine.cancelled) == 1)
         assert len(each.engine.admitted) == 1
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 @pytest.mark.parametrize("is_over", [pytest.param(False, id="running"), pytest.param(True, id="all of it sent")])
@@ -152,17 +152,17 @@ async def test_request_answered_elsewhere_is_recorded_as_cancelled(
 ) -> None:
     """A request answered by another replica is recorded as cancelled, with its cost and without tokens.
     Control: after a plain DELETE the activator owes the record."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True), grace_s=60.0) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
             await frames_until(answer, FrameDecoder(), 1)
             if is_over:
-                each.engine.free_running()
+                each.engine.run_freely()
                 await answer.read()
             headers = {"x-kelvin-elsewhere": "1"} if elsewhere else {}
             async with each.session.delete("http://rt/v1/requests/r1", headers=headers) as deleted:
                 assert deleted.status == 204
-        await each.quiet()
+        await each.wait_until_idle()
         assert each.meter.meter.requests == 1
         assert len(each.orphans) == (not elsewhere)
         if elsewhere:
@@ -173,10 +173,10 @@ async def test_request_answered_elsewhere_is_recorded_as_cancelled(
 
 
 @pytest.mark.parametrize("seen", [pytest.param(3, id="after its head"), pytest.param(0, id="before its head")])
-async def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_path: Path, seen: int) -> None:
+async def test_cancelled_answer_is_charged_until_it_stopped(tmp_path: Path, seen: int) -> None:
     """The last frame of a deleted answer counts the step that ran during the DELETE. The activator bills by it.
     If no frame was sent before, it is the whole answer."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         opening = asyncio.create_task(_opened(each))
         each.engine.allow(3)
         await each.until("three tokens", lambda: each.engine.generated == 3)
@@ -191,13 +191,13 @@ async def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_
         assert frames[-1].kind is FrameKind.FAILED
         assert (frames[-1].counts.prompt_tokens > 0, frames[-1].counts.completion_tokens) == (True, 4)
         assert each.meter.meter.requests == 1
-        await each.told("r1", 0, recorded=True)
-        await each.quiet()
+        await each.send_receipt("r1", 0, recorded=True)
+        await each.wait_until_idle()
 
 
 async def test_answer_that_a_drain_cuts_off_costs_what_was_computed(tmp_path: Path) -> None:
     """When a drain cuts off an answer, its last frame counts the step that runs meanwhile."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         opening = asyncio.create_task(_opened(each))
         each.engine.allow(3)
         answer, decoder = await opening, FrameDecoder()
@@ -207,16 +207,16 @@ async def test_answer_that_a_drain_cuts_off_costs_what_was_computed(tmp_path: Pa
         each.engine.allow(1)
         (last,) = decoder.feed(await answer.read())
         assert (last.kind, last.counts.completion_tokens) == (FrameKind.FAILED, 4)
-        await each.told("r1", 0, recorded=True)
-        await each.quiet()
+        await each.send_receipt("r1", 0, recorded=True)
+        await each.wait_until_idle()
 
 
-async def _opened(each: Bench) -> aiohttp.ClientResponse:
+async def _opened(each: ReplicaServer) -> aiohttp.ClientResponse:
     answer: aiohttp.ClientResponse = await each.open(body={"max_tokens": 100, "stream": False})
     return answer
 
 
-async def _delete(each: Bench) -> None:
+async def _delete(each: ReplicaServer) -> None:
     """Delete the request during a step, which then ends."""
     async with each.session.delete("http://rt/v1/requests/r1") as deleted:
         assert deleted.status == 204

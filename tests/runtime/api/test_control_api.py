@@ -35,18 +35,18 @@ from runtime.app.app import _drain_on_stop
 from runtime.app.settings import RuntimeSettings
 from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.served_version import EngineCallbacks, ServedVersion
-from tests.runtime.fakes import BIND, DEADLINE_S, Bench, bench, fake_work, replica_of, saying
+from tests.runtime.fakes import BIND, DEADLINE_S, ReplicaServer, fake_work, replica_of, script_of, serve_replica
 from tests.runtime.scripted_engine import ScriptedEngine
 
 
-async def _call(each: Bench, method: str, path: str, body: bytes | None = None) -> tuple[int, Any, bytes]:
+async def _call(each: ReplicaServer, method: str, path: str, body: bytes | None = None) -> tuple[int, Any, bytes]:
     async with each.session.request(method, f"http://rt{path}", data=body) as answer:
         return answer.status, answer.content_type, await answer.read()
 
 
 async def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
     """A standby is healthy from the start, and ready once bound. Its report says the same."""
-    async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x")), bound=False) as each:
         assert (await _call(each, "GET", "/healthz"))[0] == 200
         assert (await _call(each, "GET", "/readyz"))[0] == 503
         status, kind, raw = await _call(each, "POST", "/control/bind", encode(BIND))
@@ -61,7 +61,7 @@ async def test_bind_turns_a_standby_ready(tmp_path: Path) -> None:
 
 async def test_sleeping_replica_is_not_ready_until_woken(tmp_path: Path) -> None:
     """A sleeping replica is not ready until a wake, answered like a bind. Only a sleeping one drops weights."""
-    async with bench(tmp_path, ScriptedEngine(saying("x"))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x"))) as each:
         assert (await _call(each, "POST", "/control/sleep"))[0] == 204
         assert (await _call(each, "GET", "/readyz"))[0] == 503
         report = decode((await _call(each, "GET", "/control/state"))[2], RuntimeReport)
@@ -98,17 +98,17 @@ async def test_wrong_calls_are_problems(
     tmp_path: Path, method: str, path: str, body: bytes | None, status: int, code: str
 ) -> None:
     """A wrong call gets RFC 9457 problem details, and the standby does not change."""
-    async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x")), bound=False) as each:
         got, kind, raw = await _call(each, method, path, body)
         assert (got, kind) == (status, "application/problem+json")
         assert json.loads(raw)["code"] == code
         assert each.replica.state is RuntimeState.STANDBY
 
 
-async def test_a_restore_that_fails_says_why_and_ends(tmp_path: Path) -> None:
+async def test_failed_restore_reports_its_reason(tmp_path: Path) -> None:
     """The weight cache's failure keeps its code, and the process may exit."""
     failure = ChunkCorrupt("ab", "nvme")
-    async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False, failure=failure) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x")), bound=False, failure=failure) as each:
         status, _, raw = await _call(each, "POST", "/control/bind", encode(BIND))
         assert (status, json.loads(raw)["code"]) == (500, "chunk_corrupt")
         async with asyncio.timeout(30):
@@ -121,29 +121,29 @@ STEP_S = 0.2
 
 async def test_hung_engine_ends_its_replica(tmp_path: Path) -> None:
     """An engine that hangs fails its requests, and the process may exit."""
-    engine = ScriptedEngine(saying("hello"), paced=True)
-    async with bench(tmp_path, engine, step_s=STEP_S) as each:
+    engine = ScriptedEngine(script_of("hello"), paced=True)
+    async with serve_replica(tmp_path, engine, step_s=STEP_S) as each:
         answering = asyncio.create_task(each.frames())
         async with asyncio.timeout(DEADLINE_S):
             await each.replica.may_exit.wait()
         assert each.replica.failure == Unavailable("this replica")
         assert each.replica.state is RuntimeState.FAILED
         assert (await answering)[-1].kind is FrameKind.FAILED
-        engine.free_running()
+        engine.run_freely()
 
 
 async def test_slow_engine_that_moves_on_by_layers_is_not_hung(tmp_path: Path) -> None:
     """A long step that progresses by layers is not hung (the control). `test_engine.py` tests the progress of real
     engines."""
-    engine = ScriptedEngine(saying("hello"), paced=True)
-    engine.moves_on = True
-    async with bench(tmp_path, engine, step_s=STEP_S) as each:
+    engine = ScriptedEngine(script_of("hello"), paced=True)
+    engine.reports_progress = True
+    async with serve_replica(tmp_path, engine, step_s=STEP_S) as each:
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
         long_s = time.monotonic() + 8 * STEP_S
         await each.until("its step has lasted for long", lambda: time.monotonic() > long_s)
         assert each.replica.failure is None
-        engine.free_running()
+        engine.run_freely()
         assert (await answering)[-1].kind is FrameKind.END
 
 
@@ -151,12 +151,12 @@ QUEUE = {"K-Network-Probe": "queue"}
 NEVER_S = 3600.0  # no step is that long
 
 
-async def fetch_path(each: Bench, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+async def fetch_path(each: ReplicaServer, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     async with each.session.get(f"http://rt{path}", headers=headers) as answer:
         return answer.status, await answer.read()
 
 
-async def statuses(each: Bench) -> tuple[int, int, int]:
+async def statuses(each: ReplicaServer) -> tuple[int, int, int]:
     """Return the statuses of the health probe, the readiness probe and the probe of Knative's activator."""
     found = [
         await fetch_path(each, "/healthz"),
@@ -175,8 +175,8 @@ async def statuses(each: Bench) -> tuple[int, int, int]:
 )
 async def test_hung_engine_fails_its_health_probe(tmp_path: Path, step_s: float, want: tuple[int, int, int]) -> None:
     """The probe fails while a step hangs and recovers after it. An engine without work does not hang."""
-    engine = ScriptedEngine(saying("hello"), paced=True)
-    async with bench(tmp_path, engine, probes=build_probe_app(step_s)) as each:
+    engine = ScriptedEngine(script_of("hello"), paced=True)
+    async with serve_replica(tmp_path, engine, probes=build_probe_app(step_s)) as each:
         assert each.replica.stalled_s == 0.0, "an engine without work is at no step"
         assert await statuses(each) == (200, 200, 200)
         answering = asyncio.create_task(each.frames())
@@ -185,23 +185,25 @@ async def test_hung_engine_fails_its_health_probe(tmp_path: Path, step_s: float,
         assert await statuses(each) == want
         if want[0] != 200:
             assert (await fetch_path(each, "/healthz"))[1] == ENGINE_HANGS.encode()
-        engine.free_running()
+        engine.run_freely()
         await answering
         await each.until("no step is under way", lambda: each.replica.stalled_s == 0.0)
         assert await statuses(each) == (200, 200, 200)
 
 
-async def test_a_restore_says_how_far_it_is(tmp_path: Path) -> None:
+async def test_report_shows_the_stages_of_a_restore(tmp_path: Path) -> None:
     """The readiness probe reports finished stages during a restore. The process is alive all the time."""
     goes_on, said = threading.Event(), threading.Event()
-    async with bench(tmp_path, ScriptedEngine(saying("x")), bound=False, probes=build_probe_app(NEVER_S)) as each:
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of("x")), bound=False, probes=build_probe_app(NEVER_S)
+    ) as each:
         whole = each.replica._operations.restore
 
-        def slow(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
-            wiring.on_stage(StageSpan(Stage.LEASED, 7))
+        def slow(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
+            callbacks.on_stage(StageSpan(Stage.LEASED, 7))
             said.set()
             assert goes_on.wait(DEADLINE_S)
-            return whole(request, wiring)
+            return whole(request, callbacks)
 
         each.replica._operations = replace(each.replica._operations, restore=slow)
         assert await statuses(each) == (200, 503, 503)
@@ -220,20 +222,20 @@ async def test_a_restore_says_how_far_it_is(tmp_path: Path) -> None:
 
 async def test_draining_replica_is_alive_and_not_ready(tmp_path: Path) -> None:
     """A draining replica is not ready, but alive until its requests end."""
-    engine = ScriptedEngine(saying("hello"), paced=True)
-    async with bench(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
+    engine = ScriptedEngine(script_of("hello"), paced=True)
+    async with serve_replica(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
         each.replica.drain()
         assert await statuses(each) == (200, 503, 503)
-        engine.free_running()
+        engine.run_freely()
         await answering
         await each.until("it may end", each.replica.may_exit.is_set)
 
 
 async def test_activators_of_a_pod_are_remote(tmp_path: Path) -> None:
     """An activator of another host counts as alive, so no orphan record is written. The answer names the runtime."""
-    async with bench(tmp_path, ScriptedEngine(saying("x")), probes=build_probe_app(NEVER_S)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x")), probes=build_probe_app(NEVER_S)) as each:
         async with each.open(source="activator-elsewhere") as answer:
             assert answer.headers["x-kelvin-runtime"] == "x"
             await answer.read()
@@ -245,11 +247,11 @@ async def test_activators_of_a_pod_are_remote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-async def test_a_drain_waits_for_no_engine_that_hangs(tmp_path: Path, hangs: bool) -> None:
+async def test_drain_does_not_wait_for_a_hung_engine(tmp_path: Path, hangs: bool) -> None:
     """With a hung engine a drain fails its requests at once. A step within its limit is waited for (control)."""
-    engine = ScriptedEngine(saying("hello"), paced=True)
+    engine = ScriptedEngine(script_of("hello"), paced=True)
     settings = RuntimeSettings(tmp_path, None, drain_s=3600, restore_s=1.0, step_s=0.0 if hangs else NEVER_S)
-    async with bench(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
+    async with serve_replica(tmp_path, engine, probes=build_probe_app(NEVER_S)) as each:
         answering = asyncio.create_task(each.frames())
         await asyncio.to_thread(engine.in_step.wait, DEADLINE_S)
         await each.until("its answer has begun", lambda: each.meter.meter.requests == 1)
@@ -262,7 +264,7 @@ async def test_a_drain_waits_for_no_engine_that_hangs(tmp_path: Path, hangs: boo
             assert (await answering)[-1].kind is FrameKind.FAILED
         else:
             assert not draining.done()
-            engine.free_running()
+            engine.run_freely()
             assert (await answering)[-1].kind is FrameKind.END
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
@@ -279,11 +281,11 @@ async def parked(
     tmp_path: Path, bind_timeout_s: float = DEADLINE_S
 ) -> AsyncIterator[tuple[BindHandler, RuntimeReplica, threading.Event]]:
     """A parked pod whose restore waits for the event."""
-    goes_on, work = threading.Event(), fake_work(ScriptedEngine(saying("hello")))
+    goes_on, work = threading.Event(), fake_work(ScriptedEngine(script_of("hello")))
 
-    def slow(request: BindRequest, wiring: EngineCallbacks) -> ServedVersion:
+    def slow(request: BindRequest, callbacks: EngineCallbacks) -> ServedVersion:
         assert goes_on.wait(DEADLINE_S)
-        return work.restore(request, wiring)
+        return work.restore(request, callbacks)
 
     replica = replica_of(tmp_path, replace(work, restore=slow))
     try:
@@ -304,14 +306,14 @@ async def test_a_restore_that_hangs_ends(tmp_path: Path) -> None:
         assert replica.may_exit.is_set()
 
 
-async def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> None:
+async def test_hung_warm_up_does_not_block_orders(tmp_path: Path) -> None:
     """If the warm-up hangs, a bind fails with a timeout, and so does the process."""
     goes_on = threading.Event()
 
     def hang() -> None:
         assert goes_on.wait(DEADLINE_S)
 
-    replica = replica_of(tmp_path, replace(fake_work(ScriptedEngine(saying("hello"))), warm_up=(hang,)))
+    replica = replica_of(tmp_path, replace(fake_work(ScriptedEngine(script_of("hello"))), warm_up=(hang,)))
     warming = asyncio.create_task(replica.warm_up(0))
     try:
         await asyncio.sleep(0)

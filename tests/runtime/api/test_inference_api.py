@@ -25,19 +25,19 @@ from tests.runtime.fakes import (
     DEADLINE_S,
     LIMITS,
     TEXT,
-    Bench,
-    bench,
+    ReplicaServer,
     data_of,
     events_of,
     frames_until,
-    saying,
+    script_of,
+    serve_replica,
 )
 from tests.runtime.scripted_engine import ScriptedEngine
 
 
 async def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
     """A streamed chat has whole events in DATA frames, growing counts, `[DONE]`, and an END with the stages."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_completion_tokens": 100}
         frames = await each.frames("/v1/chat/completions", body)
         *data, end = frames
@@ -52,15 +52,15 @@ async def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
         assert ending.finish_reason == "stop"
         assert [span.stage for span in ending.spans] == [Stage.TOKENIZED, Stage.PREFILLED]
         prompt = CODEC.encode_chat([{"role": "user", "content": "Hi"}])
-        said = len(saying(TEXT)(each.engine.admitted[0]))
+        said = len(script_of(TEXT)(each.engine.admitted[0]))
         assert end.counts == Counts(len(prompt), 0, said, said * 10)
         assert each.engine.admitted[0].prompt_ids == prompt
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 async def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
     """A whole answer is one DATA frame with the JSON object."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100, "model": "m@prod"})
         assert [frame.kind for frame in frames if frame.kind is not FrameKind.HEARTBEAT] == [
             FrameKind.DATA,
@@ -74,7 +74,7 @@ async def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
 
 async def test_request_parameters_reach_the_engine(tmp_path: Path) -> None:
     """Sampling, token ids and the vocabulary's end tokens reach the engine."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         asked = {"prompt": [5, 6], "max_tokens": 7, "temperature": 0, "top_p": 0.0, "top_k": 3, "seed": 11}
         await each.frames(body=asked)
         request = each.engine.admitted[0]
@@ -87,7 +87,7 @@ async def test_request_parameters_reach_the_engine(tmp_path: Path) -> None:
 
 async def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
     """A cap in the header ends an answer below its `max_tokens`."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100}, cap_tokens="3")
         answer = json.loads(data_of(frames))
         assert answer["choices"][0]["finish_reason"] == "length"
@@ -97,11 +97,11 @@ async def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
 
 async def test_stop_string_ends_the_answer_and_the_engine_run(tmp_path: Path) -> None:
     """Nothing of the stop string is sent, the finish reason is `stop`, and the rest is not generated."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT + " and more" * 20))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT + " and more" * 20))) as each:
         frames = await each.frames(body={"max_tokens": 200, "stop": ["文 t", "zzz"], "stream": True})
         assert "".join(event["choices"][0]["text"] for event in events_of(frames)) == "naïve 中"
         assert events_of(frames)[-1]["choices"][0]["finish_reason"] == "stop"
-        await each.quiet()
+        await each.wait_until_idle()
         assert len(each.engine.cancelled) == 1
 
 
@@ -138,7 +138,7 @@ async def test_refusals_before_compute(
     tmp_path: Path, path: str, body: Any, headers: dict[str, str], status: int, code: str
 ) -> None:
     """A refused request gets OpenAI's error form, does not reach the engine, and is not counted."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         async with each.open(path, body, **headers) as answer:
             assert answer.status == status
             error = (await answer.json())["error"]
@@ -158,26 +158,26 @@ async def test_refusals_before_compute(
 )
 async def test_refusal_says_how_many_tokens_were_encoded(tmp_path: Path, body: Any, encoded: int | None) -> None:
     """A refusal reports the encoded prompt tokens, which the activator counts against the tenant's rate limit."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each, each.open(body=body) as answer:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each, each.open(body=body) as answer:
         assert (await answer.json())["error"]["code"] == "context_length_exceeded"
         assert answer.headers.get(ENCODED_TOKENS_HEADER) == (None if encoded is None else str(encoded))
 
 
 async def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
     """A full engine queue is a 503 with Retry-After, since nothing is sent before admission."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         each.engine.refuse = Overloaded("the engine's queue", 3, 1.0)
         async with each.open() as answer:
             assert answer.status == 503
             assert answer.headers["retry-after"] == "1"
             assert (await answer.json())["error"]["code"] == "overloaded"
-        await each.quiet()
+        await each.wait_until_idle()
         assert each.meter.meter.requests == 0
 
 
 async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
     """A drain refuses new requests, completes the running one, and then lets the process exit."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
             decoder = FrameDecoder()
@@ -188,22 +188,22 @@ async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
                 assert refused.status == 503
                 assert (await refused.json())["error"]["code"] == "unavailable"
             assert not each.replica.may_exit.is_set()
-            each.engine.free_running()
+            each.engine.run_freely()
             frames += decoder.feed(await answer.read())
         assert frames[-1].kind is FrameKind.END
         async with asyncio.timeout(30):
             await each.replica.may_exit.wait()
 
 
-async def test_a_standby_takes_no_requests(tmp_path: Path) -> None:
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT)), bound=False) as each, each.open() as answer:
+async def test_standby_refuses_requests(tmp_path: Path) -> None:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT)), bound=False) as each, each.open() as answer:
         assert answer.status == 503
 
 
 async def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
     """The request gets the probe's failure, later requests too, and the process may exit."""
     failed = ProbeFailed(BIND.version, "position 3 is off")
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         each.engine.break_with = each.engine.poisoned = failed
         async with each.open() as answer:
             assert answer.status == 500
@@ -217,27 +217,27 @@ async def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
 async def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
     """A failed probe fails the replica even without a request."""
     failed = ProbeFailed(BIND.version, "position 3 is off")
-    engine = ScriptedEngine(saying(TEXT))
+    engine = ScriptedEngine(script_of(TEXT))
     engine.needs_probe, engine.poisoned = True, failed
-    async with bench(tmp_path, engine) as each:
+    async with serve_replica(tmp_path, engine) as each:
         async with asyncio.timeout(30):
             await each.replica.may_exit.wait()
         assert each.replica.failure == failed
 
 
-def _phase(each: Bench) -> Phase:
+def _phase(each: ReplicaServer) -> Phase:
     return each.meter.meter.phase
 
 
 async def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
     """The meter is idle once ready, active during a request, and idle again."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         assert _phase(each) is Phase.IDLE
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
             await frames_until(answer, FrameDecoder(), 1)
             assert _phase(each) is Phase.ACTIVE
-            each.engine.free_running()
+            each.engine.run_freely()
             await answer.read()
         await each.until("it is idle again", lambda: each.meter.meter.phase is Phase.IDLE)
         spent = each.meter.meter.spent_ns
@@ -248,15 +248,15 @@ async def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
 
 async def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
     """Two attempts with the same request id are both served."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as first:
             each.engine.allow()
             await frames_until(first, FrameDecoder(), 1)
             async with each.open(body={"max_tokens": 3}) as second:
-                each.engine.free_running()
+                each.engine.run_freely()
                 assert FrameDecoder().feed(await second.read())[-1].kind is FrameKind.END
             assert FrameDecoder().feed(await first.read())[-1].kind is FrameKind.END
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 class HeldEncoding:
@@ -274,17 +274,17 @@ class HeldEncoding:
 
         monkeypatch.setattr(TextCodec, "encode", encode)
 
-    async def send(self, each: Bench, letter: str, guest: str) -> None:
+    async def send(self, each: ReplicaServer, letter: str, guest: str) -> None:
         """Send a prompt so long that it is encoded in the thread, and is refused for its length."""
         assert await self.status(each, letter, guest) == 400
 
-    async def status(self, each: Bench, letter: str, guest: str = "") -> int:
+    async def status(self, each: ReplicaServer, letter: str, guest: str = "") -> int:
         """Send such a prompt. Return the status."""
         async with each.open(body={"prompt": letter * 5000}, request_id=letter, guest=guest) as answer:
             return int(answer.status)
 
 
-def waiting_prompts(each: Bench) -> int:
+def waiting_prompts(each: ReplicaServer) -> int:
     serving, _ = each.replica.require_ready()
     assert isinstance(serving, ServedDecoder)
     return serving.encoding.waiting
@@ -293,7 +293,7 @@ def waiting_prompts(each: Bench) -> int:
 async def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner's long prompt is encoded next, before a guest's waiting prompts."""
     encoding = HeldEncoding(monkeypatch)
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         async with asyncio.TaskGroup() as tasks:
             for letter in "abcd":
                 tasks.create_task(encoding.send(each, letter, "guest"))
@@ -307,7 +307,7 @@ async def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monke
 async def test_long_prompt_whose_caller_left_is_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt whose client has left is not encoded."""
     encoding = HeldEncoding(monkeypatch)
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         first = asyncio.create_task(encoding.send(each, "a", "guest"))
         await each.until("the first is encoded", lambda: bool(encoding.began))
         second = asyncio.create_task(encoding.send(each, "b", "guest"))
@@ -325,7 +325,7 @@ async def test_long_prompt_of_a_cancelled_request_ends_at_once(
 ) -> None:
     """A cancelled request ends with 499 before its long prompt is encoded."""
     encoding = HeldEncoding(monkeypatch)
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         answers = {"a": asyncio.create_task(encoding.status(each, "a"))}
         await each.until("the first is encoded", lambda: bool(encoding.began))
         answers["b"] = asyncio.create_task(encoding.status(each, "b"))
@@ -344,7 +344,7 @@ async def test_long_prompt_of_a_cancelled_request_ends_at_once(
 
 async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
     """A full replica refuses with `no_credit` before it reads the body. A slot is free with the last frame."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         taken = [each.open(request_id=f"r{n}", wants="9") for n in range(LIMITS.max_streams)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in taken]
         await each.until("all are inside", lambda: each.replica.credits.active_requests == LIMITS.max_streams)
@@ -354,18 +354,18 @@ async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
             error = (await refused.json())["error"]
             assert (error["code"], error["request_id"]) == ("no_credit", "more")
         assert len(each.engine.admitted) <= LIMITS.max_streams
-        each.engine.free_running()
+        each.engine.run_freely()
         for answer in await asyncio.gather(*opened):
             assert answer.headers["x-kelvin-credit"] == str(LIMITS.max_streams)
             await answer.read()
         assert each.replica.credits.active_requests == 0
         assert await each.frames(request_id="last", wants="1")
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 async def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) -> None:
     """A request whose body is still arriving keeps the replica awake, so that it stays counted."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         arrives = asyncio.Event()
 
         async def body() -> AsyncIterator[bytes]:
@@ -383,26 +383,26 @@ async def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) ->
         async with await asked as answer:
             assert answer.status == 200
             await answer.read()
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 async def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
     """An activator that sends no wants is never refused, because it would pass the refusal to its client."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True)) as each:
         answers = [each.open(request_id=f"r{n}") for n in range(LIMITS.max_streams + 1)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in answers]
         await each.until("all are inside", lambda: each.replica.credits.active_requests == LIMITS.max_streams + 1)
-        each.engine.free_running()
+        each.engine.run_freely()
         for answer in await asyncio.gather(*opened):
             assert answer.status == 200
             await answer.read()
         assert each.replica.credits.active_requests == 0
-        await each.quiet()
+        await each.wait_until_idle()
 
 
-async def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) -> None:
+async def test_stream_is_returned_before_the_last_frame(tmp_path: Path) -> None:
     """A request has left the count before its last frame, since its activator sends the next one at once."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT))) as each:
         inside: list[int] = []
         body: list[Message] = [{"type": "http.request", "body": b'{"prompt": "Once"}'}]
 

@@ -150,9 +150,7 @@ async def test_claimed_record_waits_while_its_activator_lives() -> None:
         pytest.param(0.0, ["dead", "far"], id="it did not ask for a while"),
     ],
 )
-async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(
-    remote_timeout_s: float, want: list[str]
-) -> None:
+async def test_remote_activator_counts_as_alive_for_a_while(remote_timeout_s: float, want: list[str]) -> None:
     """A remote activator's spool can't be checked here, so its last request decides."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=0.001, remote_timeout_s=remote_timeout_s)
@@ -181,7 +179,7 @@ async def test_activators_on_other_hosts_are_bounded() -> None:
     assert [record.request_id for record in records.records] == ["first"]
 
 
-async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+async def test_pending_records_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Above the limit the oldest record is written at once. The log names the limit, not a lost activator."""
     records = MemoryRecords()
     orphans = OrphanRecords("rt1", records.append, _lives, grace_s=60)
@@ -196,7 +194,7 @@ async def test_the_pending_are_bounded(caplog: pytest.LogCaptureFixture) -> None
     assert said == ["too many requests without a record", *["the replica ends"] * module.MAX_PENDING_RECORDS]
 
 
-async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
+async def test_failed_disk_loses_only_the_record() -> None:
     """The failure is logged, and the next record is written."""
 
     class Failing(MemoryRecords):
@@ -215,7 +213,7 @@ async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
     assert [record.request_id for record in records.records] == ["b"]
 
 
-async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_path: Path) -> None:
+async def test_records_are_shipped_as_a_batch(tmp_path: Path) -> None:
     """Spooled records are posted as a body that decodes strictly as a RequestBatch."""
     posted: list[RequestRecord] = []
 

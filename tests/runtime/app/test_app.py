@@ -28,7 +28,7 @@ from runtime.lifecycle.meter_writer import create_meter_page
 from runtime.lifecycle.replica import RuntimeReplica
 from runtime.surface.served_version import EngineCallbacks, ServedDecoder
 from tests.eventually import eventually
-from tests.runtime.fakes import BIND, fake_work, replica_of, saying
+from tests.runtime.fakes import BIND, fake_work, replica_of, script_of
 from tests.runtime.scripted_engine import DEADLINE_S, ScriptedEngine
 from tests.weightcache.kit import attestation_of
 
@@ -69,18 +69,18 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
 async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect in a pod's restore, such as MemoryError, ends the pod like any failed restore."""
 
-    def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
+    def restore(bind: BindRequest, callbacks: EngineCallbacks) -> ServedDecoder:
         raise MemoryError
 
-    work = replace(fake_work(ScriptedEngine(saying("x"))), restore=restore)
+    work = replace(fake_work(ScriptedEngine(script_of("x"))), restore=restore)
     monkeypatch.setattr(app, "build_operations", lambda *_: work)
     monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
     directory = SocketDirectory(tmp_path / "run")
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
-    own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
+    spec = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
     with directory.listen(NAME) as listener:
-        process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app(), pod=own)
+        process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app(), pod=spec)
         with pytest.raises(Refused) as caught:
             await app.serve(process, settings, asyncio.Event())
     assert caught.value.failure == Internal()
@@ -89,14 +89,14 @@ async def test_defect_in_a_pods_restore_ends_it_as_a_failure(tmp_path: Path, mon
 
 async def test_defect_before_a_pods_restore_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect before the restore ends the pod, which would otherwise wait for a version for ever."""
-    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x"))))
+    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(script_of("x"))))
     monkeypatch.setattr(app, "_WARM_UP_DELAY_S", 3600.0)
     directory = SocketDirectory(tmp_path / "run")
     settings = RuntimeSettings(tmp_path, None, drain_s=1, restore_s=1.0, step_s=1.0)
     meter = create_meter_page(settings.meters, "rt-1")
-    own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=msgspec.structs.replace(BIND, model="m" * 65))
+    spec = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=msgspec.structs.replace(BIND, model="m" * 65))
     with directory.listen(NAME) as listener:
-        process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app(), pod=own)
+        process = ReplicaProcess("rt-1", directory, listener, meter, build_control_app(), pod=spec)
         with pytest.raises(Refused) as caught:
             await asyncio.wait_for(app.serve(process, settings, asyncio.Event()), 10)
     assert caught.value.failure == Internal()
@@ -115,58 +115,58 @@ def test_pod_whose_address_is_taken_ends_as_by_a_bad_setting(
     monkeypatch.setattr(pod, "_try_connect_agent", lambda *_: SocketDirectory(tmp_path / "agent"))
     monkeypatch.setattr(pod, "run_service", lambda serve, _: asyncio.run(serve(asyncio.Event())))
     failure = Unavailable("the cache agent")
-    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(saying("x")), failure=failure))
+    monkeypatch.setattr(app, "build_operations", lambda *_: fake_work(ScriptedEngine(script_of("x")), failure=failure))
     with listen("127.0.0.1", 0) as taken:
         health = taken.getsockname()[:2] if is_taken else None
         settings = RuntimeSettings(
             tmp_path, None, drain_s=1, restore_s=1.0, peer_settings=replace(LOCAL_ONLY, health=health)
         )
-        own = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
-        assert pod.run(settings, own, CudaVisibility()) == status
+        spec = Pod(runtime_id="rt-1", host="127.0.0.1", port=0, bind=BIND)
+        assert pod.run(settings, spec, CudaVisibility()) == status
 
 
 SEAL = attestation_of(BIND.version)
 
 
-class Prover(ScriptedEngine):
+class HeldProbeEngine(ScriptedEngine):
     """An engine whose probe waits for permission, and may fail."""
 
     def __init__(self) -> None:
-        super().__init__(saying("x"))
+        super().__init__(script_of("x"))
         self.needs_probe = True
-        self.go_on = threading.Event()
+        self.may_probe = threading.Event()
 
     def run_probe_alone(self) -> Failure | None:
-        assert self.go_on.wait(DEADLINE_S)
+        assert self.may_probe.wait(DEADLINE_S)
         self.poisoned = self.probe_failure  # before the probe ends, like real engines
         return super().run_probe_alone()
 
 
 @asynccontextmanager
 async def replica_with(
-    tmp_path: Path, engine: Prover, recorded: SealAttestation | None
+    tmp_path: Path, engine: HeldProbeEngine, recorded: SealAttestation | None
 ) -> AsyncIterator[tuple[RuntimeReplica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
     """A bound replica beside its upload task. Yields the uploads, and the failures of the next uploads."""
     plain = fake_work(engine)
 
-    def restore(bind: BindRequest, wiring: EngineCallbacks) -> ServedDecoder:
-        serving = plain.restore(bind, wiring)
+    def restore(bind: BindRequest, callbacks: EngineCallbacks) -> ServedDecoder:
+        serving = plain.restore(bind, callbacks)
         assert isinstance(serving, ServedDecoder)
         return replace(serving, recorded_seal=recorded)
 
     replica = replica_of(tmp_path, replace(plain, restore=restore))
-    kept: asyncio.Queue[KeepSeal] = asyncio.Queue()
+    uploads: asyncio.Queue[KeepSeal] = asyncio.Queue()
     failures: list[Exception] = []
 
-    async def keep(found: KeepSeal) -> None:
+    async def upload(seal: KeepSeal) -> None:
         if failures:
             raise failures.pop(0)
-        kept.put_nowait(found)
+        uploads.put_nowait(seal)
 
-    task = asyncio.create_task(upload_recorded_seal(replica, keep))
+    task = asyncio.create_task(upload_recorded_seal(replica, upload))
     try:
         await replica.bind(BIND)
-        yield replica, kept, failures
+        yield replica, uploads, failures
         await asyncio.wait_for(task, 30)
     finally:
         task.cancel()
@@ -174,42 +174,42 @@ async def replica_with(
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_SEAL_POLL_S", 0.001)
     monkeypatch.setattr(app, "_SEAL_PAUSES_S", (0.001, 0.001))
 
 
-async def test_recorded_seal_is_uploaded_once_proven(tmp_path: Path) -> None:
+async def test_recorded_seal_is_uploaded_once_verified(tmp_path: Path) -> None:
     """The seal is uploaded once proven, with the tenant. An unavailable snapshotter is tried again."""
-    engine = Prover()
-    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
+    engine = HeldProbeEngine()
+    async with replica_with(tmp_path, engine, SEAL) as (replica, uploads, failures):
         failures.append(Refused(Unavailable("the snapshotter")))
         assert replica.verified_seal is None
         assert replica.may_record_answers
-        assert kept.empty()
-        engine.go_on.set()
-        assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
-    assert kept.empty()
+        assert uploads.empty()
+        engine.may_probe.set()
+        assert await asyncio.wait_for(uploads.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
+    assert uploads.empty()
     assert failures == []
 
 
 async def test_known_answers_are_not_uploaded_again(tmp_path: Path) -> None:
-    engine = Prover()
-    async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
-        engine.go_on.set()
-    assert kept.empty()
+    engine = HeldProbeEngine()
+    async with replica_with(tmp_path, engine, None) as (_, uploads, _failures):
+        engine.may_probe.set()
+    assert uploads.empty()
 
 
-async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
+async def test_answers_that_are_not_reproduced_are_not_uploaded(tmp_path: Path) -> None:
     """Negative control: a replica that failed its own known answers uploads nothing."""
-    engine = Prover()
+    engine = HeldProbeEngine()
     engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
-    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
-        engine.go_on.set()
+    async with replica_with(tmp_path, engine, SEAL) as (replica, uploads, _):
+        engine.may_probe.set()
         watch = asyncio.create_task(replica.watch())
         await asyncio.wait_for(replica.may_exit.wait(), DEADLINE_S)
         watch.cancel()
-    assert kept.empty()
+    assert uploads.empty()
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> N
 )
 async def test_seal_upload_stops_after_three_tries(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
     """An upload stops after three tries, or at once if a retry can't help."""
-    engine = Prover()
-    async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
+    engine = HeldProbeEngine()
+    async with replica_with(tmp_path, engine, SEAL) as (_, uploads, failures):
         failures.extend(Refused(failure) for _ in range(4))
-        engine.go_on.set()
-    assert kept.empty()
+        engine.may_probe.set()
+    assert uploads.empty()
     assert len(failures) == left

@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.deep
 
 
-def _after_fork(house: Installation, *options: str) -> dict[str, Any]:
-    version = house.publish(make_llama(seed=7))
-    if not list((house.data / "store" / "acme" / "attestations").glob(f"{version.id}/*")):
-        standby = house.fork()
+def _after_fork(installation: Installation, *options: str) -> dict[str, Any]:
+    version = installation.publish(make_llama(seed=7))
+    if not list((installation.data / "store" / "acme" / "attestations").glob(f"{version.id}/*")):
+        standby = installation.fork()
         standby.seal(version)
         standby.reap()
-    env = os.environ | {"KELVIN_DATA": str(house.data), "KELVIN_LIFELINE_FD": "-1"}
+    env = os.environ | {"KELVIN_DATA": str(installation.data), "KELVIN_LIFELINE_FD": "-1"}
     command = [sys.executable, *options, "-m", "tests.runtime.after_fork", version.id]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert done.stdout, done.stderr.decode()
@@ -31,9 +31,9 @@ def _after_fork(house: Installation, *options: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def facts(house: Installation) -> dict[str, Any]:
+def facts(installation: Installation) -> dict[str, Any]:
     """Facts about one child, from its fork to its drain."""
-    return _after_fork(house)
+    return _after_fork(installation)
 
 
 def test_nothing_is_imported_after_the_fork(facts: dict[str, Any]) -> None:

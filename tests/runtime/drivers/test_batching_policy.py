@@ -26,7 +26,7 @@ def test_choose_rows(queues: list[list[int]], max_tokens: int, want: tuple[int, 
 
 
 @given(st.lists(st.lists(st.integers(1, 20), max_size=6), max_size=6), st.integers(1, 100))
-def test_take_fits_and_goes_on(queues: list[list[int]], max_tokens: int) -> None:
+def test_chosen_rows_fit_and_progress(queues: list[list[int]], max_tokens: int) -> None:
     """At least one row is taken, never more than fits, and always from the front."""
     taken = choose_rows(queues, max_tokens)
     rows = [length for lengths, count in zip(queues, taken, strict=True) for length in lengths[:count]]

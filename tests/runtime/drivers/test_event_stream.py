@@ -134,7 +134,7 @@ async def test_a_last_event_always_has_room() -> None:
     assert len(await stream.next_events(0)) == 2
 
 
-async def test_a_refusal_opens_nothing() -> None:
+async def test_refused_submit_opens_no_stream() -> None:
     inbox = Inbox(Overloaded("x", 1, 1.0))
     streams = EventStreams(inbox.submit, inbox.cancel)
     with pytest.raises(Refused):
@@ -153,7 +153,7 @@ async def test_the_same_request_twice_is_two_streams() -> None:
     assert await second.next_events(0) == [_token(second.serial)]
 
 
-async def test_the_end_of_the_engine_is_everyones() -> None:
+async def test_engine_failure_ends_every_stream() -> None:
     """Every stream fails, and the table is empty."""
     inbox = Inbox()
     streams = EventStreams(inbox.submit, inbox.cancel)

@@ -18,7 +18,7 @@ from runtime.encoder import probe as known_answers
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import read_recipe
 from runtime.models.binding import find_differences
-from tests.runtime.driving import StepClock, check_progress, run_dry
+from tests.runtime.driving import StepClock, check_progress, run_to_end
 from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, sequences, tiny, vectors_of
 
 CASES = [
@@ -36,13 +36,13 @@ def test_as_sentence_transformers_has_it(family: str, pooling: str, normalize: b
     assert together.admit(ask("all", *sequences())) is None
     for at, sequence in enumerate(sequences()):
         assert apart.admit(ask(str(at), sequence)) is None
-    events = run_dry(apart)
+    events = run_to_end(apart)
     alone = model.engine()
     for at, sequence in enumerate(sequences()):
         assert alone.admit(ask("a", sequence)) is None
-        for got in (vectors_of(events, str(at)), vectors_of(run_dry(alone), "a")):
+        for got in (vectors_of(events, str(at)), vectors_of(run_to_end(alone), "a")):
             assert (got[0] - wanted[at]).abs().max() < 1e-5
-    assert (vectors_of(run_dry(together), "all") - wanted).abs().max() < 1e-5
+    assert (vectors_of(run_to_end(together), "all") - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -62,7 +62,7 @@ def test_16_bit_encoder_matches_library(dtype: str) -> None:
     assert machine.run_probe_alone() is None
     assert machine.admit(ask("a", *sequences())) is None
     wanted = by_the_library(model, sequences())
-    assert (vectors_of(run_dry(machine), "a") - wanted).abs().max() <= probe.tolerance
+    assert (vectors_of(run_to_end(machine), "a") - wanted).abs().max() <= probe.tolerance
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,7 +83,7 @@ def test_padding_that_is_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(EncoderModel, "embed", padded)
     machine = model.engine()
     assert machine.admit(ask("a", *sequences())) is None
-    off = (vectors_of(run_dry(machine), "a") - by_the_library(model, sequences())).abs().amax(1)
+    off = (vectors_of(run_to_end(machine), "a") - by_the_library(model, sequences())).abs().amax(1)
     assert (off > 1e-3).sum() >= 5
 
 
@@ -121,7 +121,7 @@ def _ended(events: Sequence[Event]) -> set[str]:
     return {event.request_id for event in events if isinstance(event, Finished)}
 
 
-def test_requests_of_many_rows_hold_nobody_up() -> None:
+def test_request_of_many_rows_does_not_delay_others() -> None:
     """While four requests fill each forward, a fifth one of one row is done within two forwards."""
     machine = tiny().engine(max_tokens=100)
     for request_id in "abcd":
@@ -129,7 +129,7 @@ def test_requests_of_many_rows_hold_nobody_up() -> None:
     machine.step()
     assert machine.admit(ask("late", ROW)) is None
     assert "late" in _ended([*machine.step(), *machine.step()])
-    assert _ended(run_dry(machine)) == set("abcd")
+    assert _ended(run_to_end(machine)) == set("abcd")
 
 
 def test_tenants_take_turns() -> None:
@@ -142,10 +142,10 @@ def test_tenants_take_turns() -> None:
     assert machine.admit(replace(ask("other", ROW), tenant="other")) is None
     assert _ended(machine.step()) == {"g4", "g5", "other"}  # and the owner's first row
     assert "owner" in _ended(machine.step())
-    assert len(_ended(run_dry(machine))) == 11
+    assert len(_ended(run_to_end(machine))) == 11
 
 
-def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed forward is repeated per request. A request that fails alone too, or gives NaN, fails."""
     model, embed, three = tiny(), EncoderModel.embed, sequences()[:3]
 
@@ -160,7 +160,7 @@ def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     machine = model.engine()
     for name, row in zip("abc", three, strict=True):
         assert machine.admit(ask(name, row)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     assert {event.request_id: type(event) for event in events} == {"a": Finished, "b": Failed, "c": Failed}
     assert (vectors_of(events, "a") - by_the_library(model, three[:1])).abs().max() < 1e-5
 
@@ -171,7 +171,7 @@ def test_device_time_sums_exactly(step_ns: int) -> None:
     machine = tiny().engine(clock_ns=StepClock(step_ns), max_tokens=100)
     for at, sequence in enumerate(sequences()):
         assert machine.admit(ask(str(at), sequence, sequence[:3])) is None
-    final = {event.request_id: event.counts for event in run_dry(machine)}
+    final = {event.request_id: event.counts for event in run_to_end(machine)}
     assert sum(counts.device_us for counts in final.values()) == machine.busy_ns // 1000
     assert [final[str(at)].prompt_tokens for at in range(8)] == [len(row) + 3 for row in sequences()]
     assert not any(counts.completion_tokens for counts in final.values())
@@ -204,7 +204,7 @@ def test_any_schedule(actions: list[tuple[str, Any]], max_tokens: int) -> None:
         else:
             events.extend(machine.step())
             machine.check_integrity()
-    events.extend(run_dry(machine))
+    events.extend(run_to_end(machine))
     for request_id, rows in asked.items():
         mine = [event for event in events if event.request_id == request_id]
         got = [event for event in mine if isinstance(event, Embedded)]
@@ -260,7 +260,7 @@ def test_no_vector_of_a_failed_probe_leaves() -> None:
     assert known_answers.verify(probe, torch.full((32,), torch.nan)) == "a vector that is not finite"
 
 
-def test_the_first_waits_for_company_within_the_window() -> None:
+def test_first_request_waits_within_the_window() -> None:
     """`batching_delay_s` counts down from the first arrival, and is 0 once a forward is full."""
     now = [0]
     machine = tiny().engine(

@@ -69,14 +69,14 @@ def test_credit_leaves_what_others_want() -> None:
 
 
 @pytest.mark.parametrize(("now_s", "want"), [(0.0, [2, 1, 1]), (ROTATION_S, [1, 1, 2])])
-def test_streams_that_do_not_divide_go_round(now_s: float, want: list[int]) -> None:
+def test_remainder_streams_rotate(now_s: float, want: list[int]) -> None:
     """A stream that can't be divided goes to the next activator in each rotation."""
     credits = Credits(4)
     enter(credits, "abc", now_s)
     assert [credits.credit_of(name, now_s) for name in "abc"] == want
 
 
-def test_each_may_have_one() -> None:
+def test_each_activator_has_a_credit_of_one() -> None:
     """With more activators than streams each has a credit of one."""
     credits = Credits(3)
     enter(credits, "abcde")
@@ -103,7 +103,7 @@ def test_claim_expires() -> None:
     assert enter(credits, "a", CLAIM_TTL_S) == [True]
 
 
-def test_an_older_build_is_let_in() -> None:
+def test_activator_without_credits_is_admitted() -> None:
     """An old build is always admitted, since it would pass the refusal on. Its requests count for the others."""
     credits = Credits(2)
     for _ in range(3):

@@ -11,7 +11,7 @@ from kelvin.devices.gpu_policy import CudaVisibility, DegradedGpu, GpuFacts, Hea
 from runtime.api.control_api import build_probe_app
 from runtime.app import pod
 from runtime.lifecycle.gpu_watch import GpuWatch
-from tests.runtime.fakes import DEADLINE_S, Bench, bench, saying
+from tests.runtime.fakes import DEADLINE_S, ReplicaServer, script_of, serve_replica
 from tests.runtime.scripted_engine import ScriptedEngine
 
 GOOD = GpuFacts("GPU 0", temperature_c=50, memory_used_bytes=3, memory_total_bytes=7)
@@ -33,14 +33,14 @@ class Scripted:
 )
 async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
     """The pod is not ready, completes its running answer, and its metrics show the GPU's state."""
-    gpu, engine = Scripted(GOOD), ScriptedEngine(saying("hello"), paced=True)
+    gpu, engine = Scripted(GOOD), ScriptedEngine(script_of("hello"), paced=True)
     watch = GpuWatch(gpu.look, interval_s=0.01)
 
-    async def asked(each: Bench, path: str) -> tuple[int, str]:
+    async def asked(each: ReplicaServer, path: str) -> tuple[int, str]:
         async with each.session.get(f"http://rt{path}") as answer:
             return answer.status, await answer.text()
 
-    async with bench(tmp_path, engine, probes=build_probe_app(3600.0, watch)) as each:
+    async with serve_replica(tmp_path, engine, probes=build_probe_app(3600.0, watch)) as each:
         watching = asyncio.create_task(watch.run(each.replica.drain))
         try:
             answering = asyncio.create_task(each.frames())
@@ -55,7 +55,7 @@ async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts
             page = (await asked(each, "/metrics"))[1]
             assert f'kelvin_gpu_health{{process="runtime",gpu="GPU 0",state="{state}"}} 1' in page
             assert ("kelvin_gpu_temperature_celsius{" in page) is (ready == 200)
-            engine.free_running()
+            engine.run_freely()
             assert len(await answering) > 1
         finally:
             watching.cancel()
@@ -75,7 +75,7 @@ def test_unhealthy_gpu_is_not_trusted_again() -> None:
     assert found == [DegradedGpu("GPU 0: XID 94"), HealthyGpu(), lost, lost]
 
 
-def test_a_pod_looks_at_what_cuda_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_watches_the_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod with a CPU class watches no GPU."""
     looked: list[CudaVisibility] = []
 

@@ -15,7 +15,7 @@ from kelvin.process.procfs import start_time_ns
 from kelvin.supervisor.lifetime_policy import lifetime_record, unseen_death
 from runtime.lifecycle.meter_writer import CHECKPOINT_NS, MeterWriter, create_meter_page
 from runtime.lifecycle.replica import RuntimeReplica
-from tests.runtime.fakes import fake_work, saying
+from tests.runtime.fakes import fake_work, script_of
 from tests.runtime.scripted_engine import ScriptedEngine
 from tests.virtual_loop import run_virtually
 
@@ -76,7 +76,7 @@ def test_a_kill_at_any_byte_leaves_the_state_before_or_after(steps: list[tuple[i
     assert decode_meter(bytes(memory)) == states[-1]
 
 
-def test_a_life_begins_with_the_fork(tmp_path: Path) -> None:
+def test_meter_starts_at_the_fork(tmp_path: Path) -> None:
     """The time between the fork and the page counts as standby."""
     born = start_time_ns(os.getpid())
     before_ns = time.monotonic_ns() - born
@@ -117,7 +117,7 @@ def test_identity_begins_the_restore() -> None:
 
 
 @pytest.mark.parametrize("phase", [pytest.param(Phase.IDLE, id="idle"), pytest.param(Phase.ACTIVE, id="busy")])
-def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Phase) -> None:
+def test_checkpoint_counts_hours_without_a_phase_change(phase: Phase) -> None:
     """If the supervisor dies with its replica, the page alone accounts for an hour without a transition."""
     hour_ns, memory = 3600 * 10**9, bytearray(METER_FILE_BYTES)
 
@@ -126,7 +126,7 @@ def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Ph
         page = MeterWriter(memory, clock_ns=lambda: int(loop.time() * 1e9))
         page.identify(tenant="acme", model="m", version="f" * 64, device_class="cpu-1")
         page.start_phase(phase)
-        watching = asyncio.create_task(RuntimeReplica("rt-1", page, fake_work(ScriptedEngine(saying("a")))).watch())
+        watching = asyncio.create_task(RuntimeReplica("rt-1", page, fake_work(ScriptedEngine(script_of("a")))).watch())
         await asyncio.sleep(3600)
         watching.cancel()
         return int(loop.time() * 1e9)

@@ -21,7 +21,7 @@ from kelvin.contracts.wire import encode
 from runtime.app.replica_operations import build_operations
 from runtime.lifecycle import version_restore as module
 from runtime.surface.served_version import ServedVersion
-from tests.runtime.driving import Heard
+from tests.runtime.driving import EventRecorder
 from tests.runtime.restoring import generate, sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.kit import HUGE, TENANT, HeldStore, RunningAgent, running, settings_of
@@ -101,10 +101,10 @@ def held(tmp_path: Path, seal: SealAttestation, *, right: bool = True) -> Iterat
             store.gate.set()
 
 
-def _greedy(served: ServedVersion, heard: Heard) -> list[int]:
-    generate(served, heard, tokens=8)
+def _greedy(served: ServedVersion, recorder: EventRecorder) -> list[int]:
+    generate(served, recorder, tokens=8)
     assert served.thread.stop(DEADLINE_S)
-    return heard.tokens
+    return recorder.tokens
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_progressive_restore_overlaps_the_load(
     tmp_path: Path, attestation: SealAttestation, monkeypatch: pytest.MonkeyPatch, fast_bind: bool, beside: list[str]
 ) -> None:
     """Model, engine and tokenizer are ready before the last bytes, and the tokens are those of a whole load."""
-    progress, heard = Progress(monkeypatch), Heard()
+    progress, recorder = Progress(monkeypatch), EventRecorder()
     seal = msgspec.structs.replace(attestation, fast_bind=fast_bind)
     with held(tmp_path, seal) as (agent, store), ThreadPoolExecutor(1) as threads:
         work = build_operations(agent.directory, DEADLINE_S)
-        restoring = threads.submit(work.restore, BIND, heard.callbacks)
+        restoring = threads.submit(work.restore, BIND, recorder.callbacks)
         assert progress.asked.wait(DEADLINE_S)
         assert progress.done == beside
         assert not restoring.done()
@@ -134,8 +134,8 @@ def test_progressive_restore_overlaps_the_load(
         assert stages == [Stage.LEASED, Stage.BOUND, Stage.READY]
         assert [span.after_us for span in served.spans] == sorted(span.after_us for span in served.spans)
         assert sum(served.bytes_by_tier.values()) == sum(CHUNKS.values())
-        tokens = _greedy(served, heard)
-        again = Heard()
+        tokens = _greedy(served, recorder)
+        again = EventRecorder()
         whole = work.restore(BIND, again.callbacks)
         assert _greedy(whole, again) == tokens
 
@@ -147,7 +147,7 @@ def test_bytes_that_are_wrong_after_the_lease(
     progress = Progress(monkeypatch)
     with held(tmp_path, attestation, right=False) as (agent, store), ThreadPoolExecutor(1) as threads:
         work = build_operations(agent.directory, DEADLINE_S)
-        restoring = threads.submit(work.restore, BIND, Heard().callbacks)
+        restoring = threads.submit(work.restore, BIND, EventRecorder().callbacks)
         assert progress.asked.wait(DEADLINE_S)
         store.gate.set()
         with pytest.raises(Refused, match=LAST) as refused:

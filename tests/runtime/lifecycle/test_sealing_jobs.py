@@ -57,13 +57,13 @@ def test_first_replica_on_a_device_reports_its_checksum() -> None:
     assert proven.recorded_seal.device_checksum == "ab" * 16
 
 
-def test_a_way_of_binding_that_differs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_binding_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a difference from the library's module, restores bind by the library."""
     monkeypatch.setattr(weights, "find_differences", lambda fast, library: ("buffer 'x': other values",))
     assert not _seal(MemoryLease(VERSION)).fast_bind
 
 
-def test_a_tokenizer_that_the_model_does_not_know_is_refused() -> None:
+def test_tokenizer_with_unknown_ids_is_refused() -> None:
     """A token id beyond the embedding would fail the first request that uses it."""
     small = make_llama(vocab_size=64)
     with pytest.raises(Refused) as caught:
@@ -104,7 +104,7 @@ def test_files_that_no_replica_could_use_are_refused(files: dict[str, bytes], pa
     assert caught.value.failure.path == path
 
 
-def test_an_engine_that_answers_otherwise_is_found_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealing_finds_an_engine_with_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known answers that our engine does not give would fail every start."""
     monkeypatch.setattr("runtime.drivers.native.engine.known_answers.verify", lambda probe, logits: "position 0 is off")
     with pytest.raises(Refused) as caught:

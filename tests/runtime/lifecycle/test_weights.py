@@ -18,9 +18,9 @@ from runtime.lifecycle.weights import DetachableModel, Weights, bind_weights, re
 from runtime.models import binding
 from runtime.models.binding import BindMethod, find_differences
 from runtime.models.families import SERVED
-from tests.runtime.driving import DEADLINE_S, Heard
+from tests.runtime.driving import DEADLINE_S, EventRecorder
 from tests.runtime.models.test_binding import HOWS, ReadOnlyFile, bound_over, in_child
-from tests.runtime.restoring import VERSION, bind_of, by_library, copied, generate
+from tests.runtime.restoring import VERSION, bind_of, copy_weights, generate, generate_by_library
 from tests.runtime.tiny_decoders import CONFIGS, TinyModel, tiny
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.client.lanes import needs_device
@@ -49,7 +49,7 @@ def device_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[Weights]:
 def test_a_model_computes_on_the_device(how: BindMethod, version: Any, device_of_copies: list[Weights]) -> None:
     """Every parameter is a device copy with the library's ties and values, and nothing uses the lease."""
     lease = MemoryLease(version)
-    files, weights = read_pinned_files(lease), copied(lease)
+    files, weights = read_pinned_files(lease), copy_weights(lease)
     device_of_copies.append(weights)
     bound = bind_weights(weights, files, how, CPU)
     there = {tensor.data_ptr() for tensor in weights.tensors.values()}
@@ -62,7 +62,7 @@ def test_a_model_computes_on_the_device(how: BindMethod, version: Any, device_of
 def test_library_binding_of_device_tensors_is_refused(device_of_copies: list[Weights]) -> None:
     """The library would load device tensors into other memory, which is refused."""
     lease = MemoryLease(VERSION)
-    weights = copied(lease)
+    weights = copy_weights(lease)
     device_of_copies.append(weights)
     with pytest.raises(Exception, match="is not the verified tensor"):
         bind_weights(Weights(lease, weights.tensors), read_pinned_files(lease), "library", CPU)
@@ -70,15 +70,15 @@ def test_library_binding_of_device_tensors_is_refused(device_of_copies: list[Wei
 
 def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights]) -> None:
     """A first start without a known seal runs by the library, then by the fast bind if that is exact."""
-    lease, heard = MemoryLease(VERSION), Heard()
+    lease, recorder = MemoryLease(VERSION), EventRecorder()
 
     def acquire(tenant: str, version: str) -> Weights:
-        device_of_copies.append(copied(lease))
+        device_of_copies.append(copy_weights(lease))
         return device_of_copies[-1]
 
-    serving = restore(bind_of(lease), heard.callbacks, acquire)
-    generate(serving, heard)
-    assert heard.tokens == by_library(lease)
+    serving = restore(bind_of(lease), recorder.callbacks, acquire)
+    generate(serving, recorder)
+    assert recorder.tokens == generate_by_library(lease)
     assert serving.recorded_seal is not None
     assert serving.recorded_seal.fast_bind
     assert serving.thread.stop(DEADLINE_S)
@@ -89,15 +89,15 @@ def test_known_answers_are_recorded_on_a_device(device_of_copies: list[Weights])
 @pytest.mark.parametrize("version", VERSIONS, ids=["tied", "not tied"])
 def test_known_answers_are_recorded_on_a_gpu(version: Any) -> None:
     """On a GPU the tokens are those of a CPU."""
-    lease, heard = MemoryLease(version), Heard()
+    lease, recorder = MemoryLease(version), EventRecorder()
 
     def acquire(tenant: str, version: str) -> Weights:
         there = {name: tensor.cuda() for name, tensor in lease.weights().tensors.items()}
         return Weights(lease, there, build_host_tensors=lambda: lease.weights().tensors)
 
-    serving = restore(replace(bind_of(lease), device_class="gpu"), heard.callbacks, acquire)
-    generate(serving, heard)
-    assert heard.tokens == by_library(lease)
+    serving = restore(replace(bind_of(lease), device_class="gpu"), recorder.callbacks, acquire)
+    generate(serving, recorder)
+    assert recorder.tokens == generate_by_library(lease)
     assert serving.recorded_seal is not None
     assert serving.thread.stop(DEADLINE_S)
 
@@ -114,7 +114,7 @@ def _emptied(model: TinyModel, path: Path, how: BindMethod) -> tuple[DetachableM
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_filled_again_it_is_as_if_bound_anew(name: str, how: BindMethod, tmp_path: Path) -> None:
+def test_attached_weights_equal_a_new_binding(name: str, how: BindMethod, tmp_path: Path) -> None:
     """Attached again, a model equals a newly bound one. A touch of unmapped memory would kill this process."""
     model = tiny(name)
     skeleton, _ = _emptied(model, tmp_path / "old", how)
@@ -134,7 +134,7 @@ def test_an_empty_one_can_t_answer(tmp_path: Path) -> None:
     assert embed(torch.tensor([1, 2])).is_meta
 
 
-def test_a_view_of_what_was_unmapped_is_the_end(tmp_path: Path) -> None:
+def test_read_of_unmapped_weights_kills_the_process(tmp_path: Path) -> None:
     """Negative control: a parameter over unmapped memory kills the process."""
     model = tiny("llama tied")
     file = ReadOnlyFile(tmp_path / "old", model)

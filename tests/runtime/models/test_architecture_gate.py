@@ -153,7 +153,7 @@ def test_frequencies_are_judged_for_each_kind_of_layer(kind: str) -> None:
     assert "rope_type='dynamic'" in rejection(job({"rope_parameters": parameters}, "gemma3")).reason
 
 
-def test_experts_are_used_in_the_order_in_which_they_make_one_tensor() -> None:
+def test_experts_are_used_in_the_order_of_the_fused_tensor() -> None:
     """In this order whole pages of experts need no copy: gate and up of each expert, then down of each."""
     experts = [name for name in check_architecture(tiny("qwen3 moe").job).first_use if "layers.0.mlp.experts" in name]
     inner = "model.layers.0.mlp.experts"

@@ -30,7 +30,7 @@ from runtime.models.binding import (
     view_or_concat,
 )
 from runtime.models.families import SERVED
-from tests.runtime.driving import run_dry
+from tests.runtime.driving import run_to_end
 from tests.runtime.tiny_decoders import CONFIGS, CPU, TinyModel, engine, greedy, prompts, reference, tiny, tokens_of
 
 HOWS: tuple[BindMethod, ...] = ("fast", "library")
@@ -112,7 +112,7 @@ def test_bound_model_never_writes_to_weights(tmp_path: Path) -> None:
         for bind_method in HOWS:
             machine = engine("llama tied", bound=bound_over(model, file.tensors, bind_method))
             assert machine.admit(greedy("a", prompt)) is None
-            assert tokens_of(run_dry(machine), "a") == want
+            assert tokens_of(run_to_end(machine), "a") == want
 
     assert in_child(serve) == 0
     assert in_child(lambda: next(iter(file.tensors.values())).add_(1)) == -signal.SIGSEGV

@@ -17,7 +17,7 @@ from runtime.drivers.batching_policy import BatchingWindow
 from runtime.drivers.interface import Cancelled, Event, Failed, Finished, GenerationRequest, Predicted, Sampling
 from runtime.predictor import probe as known_answers
 from runtime.predictor.onnx_session import OnnxSession
-from tests.runtime.driving import run_dry
+from tests.runtime.driving import run_to_end
 from tests.runtime.predictor import models
 from tests.runtime.predictor.models import WEIGHTS, ask, opened, outputs_of
 
@@ -31,7 +31,7 @@ def test_rows_of_shared_forwards_return_to_their_request() -> None:
     engine = LINEAR.engine(batch_rows=16)
     for at in range(0, 60, 20):
         assert engine.admit(ask(str(at), x=ROWS[at : at + 20])) is None
-    events = run_dry(engine)
+    events = run_to_end(engine)
     assert sum(isinstance(event, Predicted) for event in events) > 3
     for at in range(0, 60, 20):
         assert np.allclose(outputs_of(events, str(at)), WANTED[at : at + 20], atol=1e-5)
@@ -44,7 +44,7 @@ def test_labels_that_are_words() -> None:
     """Outputs may be strings beside numbers."""
     engine = opened(models.classifier()).engine()
     assert engine.admit(ask("a", x=np.array([[9, 0], [0, 9], [-9, -9]], np.float32))) is None
-    events = run_dry(engine)
+    events = run_to_end(engine)
     assert list(outputs_of(events, "a")) == ["left", "right", "grün"]
     assert np.allclose(outputs_of(events, "a", 1).sum(1), 1, atol=1e-6)
 
@@ -81,7 +81,7 @@ def test_values_that_a_graph_refuses_cost_their_request_alone() -> None:
     engine = opened(models.picky(), b'{"inputs": [{"name": "colour", "examples": ["green", "red"]}]}').engine()
     for name, colour in (("a", "red"), ("b", "blue"), ("c", "green")):
         assert engine.admit(ask(name, colour=np.array([[colour]], object))) is None
-    events = run_dry(engine)
+    events = run_to_end(engine)
     assert {event.request_id: type(event) for event in events} == {"a": Finished, "b": Failed, "c": Finished}
     (failed,) = [event for event in events if isinstance(event, Failed)]
     assert failed.failure == InvalidRequest("inputs", "(values)", "the model does not accept these values")
@@ -93,7 +93,7 @@ def test_an_answer_that_is_no_number_is_refused() -> None:
     engine = opened(models.logarithm()).engine()
     for name, value in (("a", 1.0), ("b", -1.0), ("c", 0.0)):
         assert engine.admit(ask(name, x=np.array([[value]], np.float32))) is None
-    events = run_dry(engine)
+    events = run_to_end(engine)
     failures = {event.request_id: event.failure for event in events if isinstance(event, Failed)}
     assert failures.keys() == {"b", "c"}
     assert all(isinstance(failure, InvalidRequest) and "not finite" in failure.rule for failure in failures.values())
@@ -127,14 +127,14 @@ def test_any_schedule(actions: list[tuple[str, int]], batch_rows: int) -> None:
         else:
             events.extend(engine.step())
             engine.check_integrity()
-    events.extend(run_dry(engine))
+    events.extend(run_to_end(engine))
     for name, rows in asked.items():
         (last,) = [event for event in events if event.request_id == name and isinstance(event, Finished | Cancelled)]
         if isinstance(last, Finished):
             assert np.allclose(outputs_of(events, name), WANTED[:rows], atol=1e-5)
 
 
-def test_the_first_waits_for_company_within_the_window() -> None:
+def test_first_request_waits_within_the_window() -> None:
     """The delay counts down from the first arrival, and is 0 once a forward is full."""
     now = [0]
     window = BatchingWindow(wait_s=0.004, single_request_s=0.01)
@@ -165,18 +165,18 @@ def test_no_forward_takes_as_long_as_one_that_hangs(
     engine = LINEAR.engine(clock_ns=lambda: now_ns[0])
     for at in range(40):
         assert engine.admit(ask(str(at), x=ROWS[:50])) is None
-    events = run_dry(engine)
+    events = run_to_end(engine)
     assert all(np.allclose(outputs_of(events, str(at)), WANTED[:50], atol=1e-5) for at in range(40))
     assert max(took_s) <= longest_s
     assert sum(took_s) / len(took_s) > longest_s / 8, "many rows share a forward"
 
 
-def test_known_answers_come_again() -> None:
+def test_known_answers_are_reproduced() -> None:
     """The probe matches in the first step, at no request's cost, or alone."""
     probe = known_answers.record(LINEAR.session, LINEAR.signature)
     engine = LINEAR.engine(probe=probe)
     assert engine.admit(ask("a", x=ROWS[:2])) is None
-    events = run_dry(engine)
+    events = run_to_end(engine)
     assert np.allclose(outputs_of(events, "a"), WANTED[:2], atol=1e-5)
     assert not engine.needs_probe
     alone = LINEAR.engine(probe=probe)
@@ -192,7 +192,7 @@ def test_another_model_poisons_the_engine() -> None:
     )
     engine = LINEAR.engine(probe=spoilt)
     assert engine.admit(ask("a", x=ROWS[:2])) is None
-    (event,) = run_dry(engine)
+    (event,) = run_to_end(engine)
     assert isinstance(event, Failed)
     assert isinstance(event.failure, ProbeFailed)
     assert "'y': off by" in event.failure.reason
@@ -244,7 +244,7 @@ def test_too_large_known_answers_are_refused() -> None:
     models.sealed(echo, said % (b"a" * 300_000))
 
 
-def test_the_graph_is_what_was_judged() -> None:
+def test_graph_must_match_the_signature() -> None:
     """A session whose tensors differ from the signature is refused."""
     model = models.regression()
     other = models.signature_of(models.logarithm())

@@ -14,7 +14,7 @@ from kelvin.contracts.errors import Refused
 from kelvin.contracts.timeline import Stage
 from runtime.predictor.served_predictor import ServedPredictor
 from runtime.surface.open_inference_codec import PredictionAnswerBuilder
-from tests.runtime.driving import DEADLINE_S, Heard
+from tests.runtime.driving import DEADLINE_S, EventRecorder
 from tests.runtime.predictor import models
 from tests.runtime.restoring import restored
 from tests.runtime.versions import MemoryLease
@@ -25,21 +25,21 @@ def body(rows: Any, **more: Any) -> bytes:
     return json.dumps({"inputs": [tensor], **more}).encode()
 
 
-def ask(serving: ServedPredictor, heard: Heard, raw: bytes) -> Any:
+def ask(serving: ServedPredictor, recorder: EventRecorder, raw: bytes) -> Any:
     prepared = asyncio.run(serving.prepare("/v2/infer", raw, "r", 0))
     serving.thread.submit(prepared.request)
-    heard.wait_for_ends()
+    recorder.wait_for_ends()
     assert isinstance(prepared.builder, PredictionAnswerBuilder)
-    return asyncio.run(prepared.builder.add_events(heard.events))
+    return asyncio.run(prepared.builder.add_events(recorder.events))
 
 
 @pytest.mark.parametrize("rows", [1, 90], ids=["decoded inline", "decoded beside the loop"])
-def test_from_body_to_answer(rows: int) -> None:
+def test_body_becomes_an_answer(rows: int) -> None:
     """The answer equals the arithmetic, with the given id."""
     given = np.random.default_rng(3).normal(size=(rows, 4)).round(12)
-    heard = Heard()
-    with restored(models.sealed(models.regression()), heard, ServedPredictor) as serving:
-        progress = ask(serving, heard, body(given.tolist(), id="42", parameters={"x": "y" * 20_000 * (rows > 1)}))
+    recorder = EventRecorder()
+    with restored(models.sealed(models.regression()), recorder, ServedPredictor) as serving:
+        progress = ask(serving, recorder, body(given.tolist(), id="42", parameters={"x": "y" * 20_000 * (rows > 1)}))
     answer = json.loads(progress.data)
     assert (answer["id"], answer["model_name"], answer["model_version"]) == ("42", "m", serving.bind.version)
     (output,) = answer["outputs"]
@@ -57,9 +57,9 @@ def test_wrong_known_answers_close_it() -> None:
     outputs = attestation.probe.outputs[0]
     bent = structs.replace(outputs, data=(outputs.data[0], 7.0, *outputs.data[2:]))
     wrong = structs.replace(attestation, probe=structs.replace(attestation.probe, outputs=(bent,)))
-    heard = Heard()
-    with restored(MemoryLease(lease.version, (wrong,)), heard, ServedPredictor) as serving:
-        progress = ask(serving, heard, body([[1, 2, 3, 4]]))
+    recorder = EventRecorder()
+    with restored(MemoryLease(lease.version, (wrong,)), recorder, ServedPredictor) as serving:
+        progress = ask(serving, recorder, body([[1, 2, 3, 4]]))
     assert isinstance(progress.failure, ProbeFailed)
     assert not progress.data
 
@@ -71,21 +71,21 @@ def test_without_an_attestation_answers_are_recorded_first() -> None:
     other = structs.replace(
         attestation, fingerprint=Fingerprint(torch="onnxruntime 0.1", dtype="float32", device_class="cpu")
     )
-    heard = Heard()
-    with restored(MemoryLease(lease.version, (other,)), heard, ServedPredictor) as serving:
-        progress = ask(serving, heard, body([[1, 0, 0, 0]]))
+    recorder = EventRecorder()
+    with restored(MemoryLease(lease.version, (other,)), recorder, ServedPredictor) as serving:
+        progress = ask(serving, recorder, body([[1, 0, 0, 0]]))
     assert progress.reason == "stop"
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded before it slept"])
-def test_resumed_predictor_is_proven_before_answering(attested: bool) -> None:
+def test_resumed_predictor_is_verified_before_answering(attested: bool) -> None:
     """The graph is read again from the lease. A changed graph fails the probe, and no answer leaves."""
     lease = models.sealed(models.regression())
     if not attested:
         lease = MemoryLease(lease.version)
-    heard = Heard()
-    with restored(lease, heard, ServedPredictor) as serving:
-        ask(serving, heard, body([[1, 0, 0, 0]]))
+    recorder = EventRecorder()
+    with restored(lease, recorder, ServedPredictor) as serving:
+        ask(serving, recorder, body([[1, 0, 0, 0]]))
         handle, bind = serving.suspend_handle, serving.bind
     assert handle is not None
     handle.suspend()
@@ -93,30 +93,30 @@ def test_resumed_predictor_is_proven_before_answering(attested: bool) -> None:
         if bent:
             at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
             lease._linear[at : at + 4] = np.float32(9.0).tobytes()
-        heard = Heard()
-        woken = handle.resume(bind, heard.callbacks)
+        recorder = EventRecorder()
+        woken = handle.resume(bind, recorder.callbacks)
         assert isinstance(woken, ServedPredictor)
-        progress = ask(woken, heard, body([[1, 0, 0, 0]]))
+        progress = ask(woken, recorder, body([[1, 0, 0, 0]]))
         assert woken.thread.stop(DEADLINE_S)
         assert isinstance(progress.failure, ProbeFailed) if bent else progress.reason == "stop"
 
 
-def test_released_graph_is_read_and_proven_anew() -> None:
+def test_released_graph_is_read_and_verified_again() -> None:
     """A new lease with other weights fails the wake before any request is served."""
     lease = models.sealed(models.regression())
-    heard = Heard()
-    with restored(lease, heard, ServedPredictor) as serving:
-        ask(serving, heard, body([[1, 0, 0, 0]]))
+    recorder = EventRecorder()
+    with restored(lease, recorder, ServedPredictor) as serving:
+        ask(serving, recorder, body([[1, 0, 0, 0]]))
         handle, bind = serving.suspend_handle, serving.bind
     assert handle is not None
     handle.suspend()
     handle.release_weights()
     assert not lease.in_use
-    heard = Heard()
-    woken = handle.resume(bind, heard.callbacks)
+    recorder = EventRecorder()
+    woken = handle.resume(bind, recorder.callbacks)
     assert isinstance(woken, ServedPredictor)
     assert not woken.engine.needs_probe
-    assert ask(woken, heard, body([[1, 0, 0, 0]])).reason == "stop"
+    assert ask(woken, recorder, body([[1, 0, 0, 0]])).reason == "stop"
     assert woken.thread.stop(DEADLINE_S)
     assert woken.suspend_handle is not None
     woken.suspend_handle.suspend()
@@ -124,7 +124,7 @@ def test_released_graph_is_read_and_proven_anew() -> None:
     at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
     lease._linear[at : at + 4] = np.float32(9.0).tobytes()
     with pytest.raises(Refused) as caught:
-        woken.suspend_handle.resume(bind, heard.callbacks)
+        woken.suspend_handle.resume(bind, recorder.callbacks)
     assert isinstance(caught.value.failure, ProbeFailed)
 
 
@@ -133,6 +133,6 @@ def test_other_bytes_are_no_graph() -> None:
     version = models.version_of(models.regression())
     lease = MemoryLease(version)
     lease._linear[:64] = bytes(64)
-    with pytest.raises(Refused) as caught, restored(lease, Heard(), ServedPredictor):
+    with pytest.raises(Refused) as caught, restored(lease, EventRecorder(), ServedPredictor):
         pass
     assert isinstance(caught.value.failure, ArtifactRejected)

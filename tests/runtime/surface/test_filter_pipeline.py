@@ -39,7 +39,7 @@ from runtime.surface.filter_pipeline import (
     check_filters,
 )
 from runtime.surface.openai_requests import TextPrompt
-from tests.runtime.fakes import CODEC, bench, data_of, events_of, failure_of, saying
+from tests.runtime.fakes import CODEC, data_of, events_of, failure_of, script_of, serve_replica
 from tests.runtime.scripted_engine import ScriptedEngine
 
 T = TypeVar("T")
@@ -126,30 +126,30 @@ def _text(frames: Any) -> str:
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_an_answer_is_redacted(tmp_path: Path, stream: bool) -> None:
     """Streamed or whole, the same redacted text is sent, and computed tokens are counted."""
-    async with bench(tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen()) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(SECRET)), filter_pipeline=_screen()) as each:
         frames = await each.frames(body={"max_tokens": 100, "stream": stream})
         text = _text(frames) if stream else json.loads(data_of(frames))["choices"][0]["text"]
         assert text == REDACTED
-        assert frames[-1].counts.completion_tokens == len(saying(SECRET)(each.engine.admitted[0]))
+        assert frames[-1].counts.completion_tokens == len(script_of(SECRET)(each.engine.admitted[0]))
         assert decode(frames[-1].payload, StreamEnd).finish_reason == "stop"
 
 
 async def test_without_a_policy_nothing_is_touched(tmp_path: Path) -> None:
     """Negative control: without a policy nothing is redacted."""
-    async with bench(tmp_path, ScriptedEngine(saying(SECRET))) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(SECRET))) as each:
         assert _text(await each.frames(body={"max_tokens": 100, "stream": True})) == SECRET
 
 
 async def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
     """A word is sent with the next one, while the engine still generates."""
-    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), filter_pipeline=_screen()) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of(TEXT), paced=True), filter_pipeline=_screen()) as each:
         async with each.open(body={"max_tokens": 200, "stream": True}) as answer:
             said, decoder = "", FrameDecoder()
             each.engine.allow(_steps("one two and so "))
             while not said.startswith("one two "):
                 said += _text(decoder.feed(await _some(answer)))
             assert "twenty" not in said
-            each.engine.free_running()
+            each.engine.run_freely()
             said += _text(decoder.feed(await answer.read()))
         assert said == TEXT
 
@@ -157,21 +157,23 @@ async def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
     """The answer ends before the finding with `content_filter`, and the engine's request is cancelled."""
-    async with bench(
-        tmp_path, ScriptedEngine(saying(SECRET + " and more" * 20)), filter_pipeline=_screen(STOPS)
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of(SECRET + " and more" * 20)), filter_pipeline=_screen(STOPS)
     ) as each:
         frames = await each.frames(body={"max_tokens": 200, "stream": stream})
         choices = [event["choices"][0] for event in events_of(frames)] or json.loads(data_of(frames))["choices"]
         assert "".join(choice["text"] for choice in choices) == "I am jo@example.org, card "
         assert choices[-1]["finish_reason"] == "content_filter"
         assert decode(frames[-1].payload, StreamEnd).finish_reason == "content_filter"
-        await each.quiet()
+        await each.wait_until_idle()
 
 
-async def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_path: Path) -> None:
+async def test_overlong_text_is_refused_before_filters(tmp_path: Path) -> None:
     """No token is longer than the longest one, so such a text can't fit, and is not filtered or encoded."""
     filters = Looking()
-    async with bench(tmp_path, ScriptedEngine(saying("ok")), filter_pipeline=_screen(filters=filters)) as each:
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of("ok")), filter_pipeline=_screen(filters=filters)
+    ) as each:
         chat = {"messages": [{"role": "user", "content": "z" * 90_000}]}
         for path, body in (("/v1/completions", {"prompt": "z" * 90_000}), ("/v1/chat/completions", chat)):
             async with each.open(path, body) as answer:
@@ -184,7 +186,7 @@ async def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_p
 
 async def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
     """A text is redacted, and in a chat each message and speaker name."""
-    async with bench(tmp_path, ScriptedEngine(saying("ok")), filter_pipeline=_screen()) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("ok")), filter_pipeline=_screen()) as each:
         await each.frames(body={"prompt": "ask jo@example.org", "max_tokens": 1})
         said = {"role": "user", "name": "jo@example.org", "content": [{"type": "text", "text": "jo@example.org?"}]}
         await each.frames("/v1/chat/completions", {"messages": [said], "max_tokens": 1})
@@ -203,7 +205,7 @@ async def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
 )
 async def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, code: str, said: str) -> None:
     """The refusal is 400, and does not repeat the finding."""
-    async with bench(tmp_path, ScriptedEngine(saying("ok")), filter_pipeline=_screen(STOPS)) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("ok")), filter_pipeline=_screen(STOPS)) as each:
         async with each.open(body={"prompt": prompt}) as answer:
             error = json.loads(await answer.read())["error"]
             assert (answer.status, error["code"], error["param"]) == (400, code, "prompt")
@@ -215,7 +217,9 @@ async def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, c
 async def test_silent_filter_refuses_the_request(tmp_path: Path) -> None:
     """Without the filters a prompt, and an answer before its first byte, get a retryable 503."""
     looking = Skipping(away=1)
-    async with bench(tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen(filters=looking)) as each:
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of(SECRET)), filter_pipeline=_screen(filters=looking)
+    ) as each:
         for _ in range(2):  # first the prompt can't be checked, then the answer
             async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
                 assert answer.status == 503
@@ -224,11 +228,11 @@ async def test_silent_filter_refuses_the_request(tmp_path: Path) -> None:
             looking.away, looking.skip = 1, 1
 
 
-async def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
+async def test_filter_failure_cuts_a_begun_answer(tmp_path: Path) -> None:
     """A later failure cuts the answer with FAILED and the counts. All sent text had been checked."""
     looking = Looking()
-    async with bench(
-        tmp_path, ScriptedEngine(saying(SECRET), paced=True), filter_pipeline=_screen(filters=looking)
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of(SECRET), paced=True), filter_pipeline=_screen(filters=looking)
     ) as each:
         async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
             said, decoder = "", FrameDecoder()
@@ -237,19 +241,19 @@ async def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None
                 said += _text(decoder.feed(await _some(answer)))
             looking.asked.clear()
             looking.away = 1
-            each.engine.free_running()
+            each.engine.run_freely()
             frames = decoder.feed(await answer.read())
         assert failure_of(frames[-1]).code == "filter_failed"
         assert REDACTED.startswith(said + _text(frames))
         assert frames[-1].counts.completion_tokens > 0
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 async def test_policy_may_pass_unfiltered_text(tmp_path: Path) -> None:
     """With `on_failure="allow"` unchecked text passes and is counted."""
     looking = Looking(away=10_000)
-    async with bench(
-        tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen(filters=looking, on_failure="allow")
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of(SECRET)), filter_pipeline=_screen(filters=looking, on_failure="allow")
     ) as each:
         assert _text(await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": True})) == SECRET
     assert looking.unseen == len(looking.asked) > 0
@@ -268,8 +272,8 @@ async def test_end_says_whether_something_passed_unseen(
     tmp_path: Path, filters: Callable[[], Looking], want: bool, stream: bool
 ) -> None:
     """The last frame reports unchecked text, so that the activator does not cache the answer."""
-    async with bench(
-        tmp_path, ScriptedEngine(saying(SECRET)), filter_pipeline=_screen(filters=filters(), on_failure="allow")
+    async with serve_replica(
+        tmp_path, ScriptedEngine(script_of(SECRET)), filter_pipeline=_screen(filters=filters(), on_failure="allow")
     ) as each:
         frames = await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": stream})
         assert decode(frames[-1].payload, StreamEnd).unfiltered is want
@@ -392,7 +396,7 @@ async def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -
     """A guest's prompt and answer are checked as the guest's."""
     looking = Looking()
     filter_pipeline = _screen(Pii(input={"US_SSN": "stop"}, output={"US_SSN": "stop"}), looking)
-    async with bench(tmp_path, ScriptedEngine(saying("x y")), filter_pipeline=filter_pipeline) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x y")), filter_pipeline=filter_pipeline) as each:
         await each.frames(body={"prompt": "x"})
         assert set(looking.guests) == {""}
         looking.guests.clear()
@@ -405,14 +409,14 @@ async def test_disconnect_during_filtering_cancels_the_engine(tmp_path: Path) ->
     """The engine's request is cancelled at once, not after the filter's answer."""
     hanging = Hanging()
     filter_pipeline = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=5000)
-    async with bench(tmp_path, ScriptedEngine(saying("x " * 2000)), filter_pipeline=filter_pipeline) as each:
+    async with serve_replica(tmp_path, ScriptedEngine(script_of("x " * 2000)), filter_pipeline=filter_pipeline) as each:
         asking = asyncio.create_task(each.frames(body={"prompt": "x", "max_tokens": 20_000, "stream": True}))
         await each.until("a question about the answer", lambda: len(hanging.asked) > 0)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await each.until("the engine is told", lambda: len(each.engine.cancelled) == 1)
         hanging.told.set()
-        await each.quiet()
+        await each.wait_until_idle()
 
 
 def test_prompt_over_the_filter_limit_is_refused() -> None:
@@ -445,7 +449,7 @@ async def test_an_answer_that_leaves_too_much_undecided() -> None:
         ),
     ],
 )
-def test_a_policy_is_tried_before_there_is_a_version(pii: str, kind: Kind, said: str) -> None:
+def test_filter_policy_is_tried_before_sealing(pii: str, kind: Kind, said: str) -> None:
     """Rules that only the filters know are checked, and a wrong one is the file's fault."""
 
     class Strict(Looking):

@@ -147,7 +147,7 @@ def test_prediction_answer_holds_all_rows_in_order() -> None:
     assert (progress.reason, progress.counts) == ("stop", COUNTS)
 
 
-def test_only_what_was_asked() -> None:
+def test_only_requested_outputs_are_returned() -> None:
     """Only requested outputs are sent, and no id if none was given."""
     progress = fed(answer((1,)), [Predicted("r", FIRST, COUNTS), Finished("r", "stop", COUNTS)])
     found = json.loads(progress.data)

@@ -33,7 +33,7 @@ def _text(**fields: Any) -> CompletionCall:
     return decode_completion(json.dumps({"model": "m", "prompt": "Once"} | fields).encode())
 
 
-def test_the_least_chat_leaves_everything_to_the_version() -> None:
+def test_minimal_chat_leaves_fields_unset() -> None:
     """Omitted fields stay unset."""
     call = _chat()
     assert call.prompt == ChatPrompt(({"role": "user", "content": "Hello"},))
@@ -315,7 +315,9 @@ def test_tenant_maxima_hold_beside_the_versions(
         ),
     ],
 )
-def test_what_does_not_fit(wanted: int | None, prompt_tokens: int, max_positions: int, failure: object) -> None:
+def test_request_that_does_not_fit_is_refused(
+    wanted: int | None, prompt_tokens: int, max_positions: int, failure: object
+) -> None:
     """The refusal comes before any compute."""
     with pytest.raises(Refused) as caught:
         fit_output(_chat(max_tokens=wanted), prompt_tokens, LIMITS, max_positions)

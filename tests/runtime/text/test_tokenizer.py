@@ -80,7 +80,7 @@ def test_a_pinned_truncation_does_not_cut() -> None:
         pytest.param("{% for i in range(1000000) %}{% endfor %}", "fails on them (OverflowError)", id="a long loop"),
     ],
 )
-def test_a_template_that_fails_is_the_requests_failure(template: str, rule: str) -> None:
+def test_failed_template_fails_the_request(template: str, rule: str) -> None:
     """A failing template is a 400 with the reason, and does no harm to the process."""
     codec = TextCodec(files(chat_template=template))
     with pytest.raises(Refused) as caught:

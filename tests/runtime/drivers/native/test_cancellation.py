@@ -4,7 +4,7 @@ import pytest
 
 from runtime.drivers.interface import Cancelled, Event, Generated
 from runtime.drivers.schedule_policy import Budget
-from tests.runtime.driving import run_dry
+from tests.runtime.driving import run_to_end
 from tests.runtime.tiny_decoders import engine, greedy, prompts, reference, tokens_of
 
 CRUMBS = Budget(23, 7, 5)
@@ -37,7 +37,7 @@ def test_cancelling_one_request_leaves_others_unchanged(victim: int, steps: int)
     for _ in range(steps):
         events.extend(machine.step())
     machine.cancel(str(victim))
-    events.extend(run_dry(machine))
+    events.extend(run_to_end(machine))
     for index, prompt in enumerate(some):
         if index != victim:
             assert tokens_of(events, str(index)) == reference("llama", prompt)
@@ -53,16 +53,16 @@ def test_cancelling_frees_a_slot_for_a_waiting_request() -> None:
     machine.cancel("big")
     machine.step()
     assert (machine.running, machine.waiting) == (1, 0)
-    assert tokens_of(run_dry(machine), "next") == reference("llama", prompts()[5])[1:]
+    assert tokens_of(run_to_end(machine), "next") == reference("llama", prompts()[5])[1:]
 
 
-def test_no_token_after_it() -> None:
+def test_no_token_follows_a_cancellation() -> None:
     """`Cancelled` is a request's last event, and carries its cost."""
     machine = engine()
     assert machine.admit(greedy("a", prompts()[2])) is None
     before = [*machine.step(), *machine.step()]
     machine.cancel("a")
-    after = run_dry(machine)
+    after = run_to_end(machine)
     assert [type(event) for event in [*before, *after]] == [Generated, Generated, Cancelled]
     assert after[0].counts.completion_tokens == 2
     assert after[0].counts == before[-1].counts
@@ -85,4 +85,4 @@ def test_an_id_may_come_again() -> None:
     machine.step()
     machine.cancel("a")
     assert machine.admit(greedy("a", prompts()[3])) is None
-    assert tokens_of(run_dry(machine), "a") == reference("llama", prompts()[3])
+    assert tokens_of(run_to_end(machine), "a") == reference("llama", prompts()[3])

@@ -12,7 +12,7 @@ from runtime.drivers.interface import Event, Finished, GenerationRequest, Sampli
 from runtime.drivers.native.engine import ModelEngine
 from runtime.drivers.native.kv_blocks_policy import BLOCK_SIZE
 from runtime.drivers.schedule_policy import Budget
-from tests.runtime.driving import StepClock, check_progress, run_dry
+from tests.runtime.driving import StepClock, check_progress, run_to_end
 from tests.runtime.tiny_decoders import CONFIGS, NEW, VOCAB, engine, greedy, prompts, reason_of, reference, tokens_of
 
 
@@ -24,7 +24,7 @@ def test_stop_id_ends_the_answer() -> None:
     first = want.index(stop)
     machine = engine()
     assert machine.admit(greedy("a", prompt, stop=[stop])) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     assert tokens_of(events, "a") == want[:first]
     assert reason_of(events, "a") == "stop"
     assert events[-1].counts.completion_tokens == first
@@ -36,7 +36,7 @@ def test_length_ends_the_answer(max_tokens: int) -> None:
     """Exactly `max_tokens` tokens, then `length`."""
     machine = engine()
     assert machine.admit(greedy("a", prompts()[2], max_tokens)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     assert tokens_of(events, "a") == reference("llama", prompts()[2])[:max_tokens]
     assert reason_of(events, "a") == "length"
 
@@ -55,11 +55,11 @@ def sampled(request_id: str, prompt: tuple[int, ...], seed: int | None, **how: A
         pytest.param({"top_p": 0.9, "temperature": 1.5}, id="top-p"),
     ],
 )
-def test_a_seed_means_the_same_tokens(how: dict[str, Any]) -> None:
+def test_seed_gives_the_same_tokens(how: dict[str, Any]) -> None:
     """The same seed gives the same tokens, alone and among other requests. Another seed gives others."""
     alone = engine()
     assert alone.admit(sampled("a", prompts()[4], 5, **how)) is None
-    want = tokens_of(run_dry(alone), "a")
+    want = tokens_of(run_to_end(alone), "a")
 
     crowd = engine(budget=Budget(23, 7, 5))
     for index, prompt in enumerate(prompts()):
@@ -67,7 +67,7 @@ def test_a_seed_means_the_same_tokens(how: dict[str, Any]) -> None:
         crowd.step()
     assert crowd.admit(sampled("a", prompts()[4], 5, **how)) is None
     assert crowd.admit(sampled("b", prompts()[4], 6, **how)) is None
-    events = run_dry(crowd)
+    events = run_to_end(crowd)
     assert tokens_of(events, "a") == want
     assert tokens_of(events, "b") != want
 
@@ -76,7 +76,7 @@ def test_without_a_seed_answers_differ() -> None:
     machine = engine()
     for request_id in ("a", "b"):
         assert machine.admit(sampled(request_id, prompts()[4], None, temperature=2.0)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     assert tokens_of(events, "a") != tokens_of(events, "b")
 
 
@@ -130,7 +130,7 @@ def test_the_largest_that_fits_runs() -> None:
     """A request that needs exactly all blocks runs."""
     machine = engine(blocks=3)
     assert machine.admit(greedy("a", prompts()[5], 3 * BLOCK_SIZE - 33 + 1)) is None
-    assert reason_of(run_dry(machine), "a") == "length"
+    assert reason_of(run_to_end(machine), "a") == "length"
 
 
 def test_request_without_free_blocks_is_not_overtaken() -> None:
@@ -140,7 +140,7 @@ def test_request_without_free_blocks_is_not_overtaken() -> None:
         assert machine.admit(greedy(request_id, prompt, 10)) is None
     machine.step()
     assert (machine.running, machine.waiting) == (1, 2)
-    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    ended = [event.request_id for event in run_to_end(machine) if isinstance(event, Finished)]
     assert ended == ["first", "big", "small"]
 
 
@@ -161,22 +161,22 @@ def test_guests_leave_kv_blocks_to_the_owner() -> None:
         assert machine.admit(_of("", request_id, 2 * BLOCK_SIZE)) is None
     machine.step()
     assert (machine.running, machine.waiting, machine.kv_blocks_free) == (4, 2, 0)
-    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    ended = [event.request_id for event in run_to_end(machine) if isinstance(event, Finished)]
     assert set(ended) == {"g1", "g2", "g3", "o1", "o2", "o3"}
 
 
-def test_guest_that_needs_most_of_the_kv_blocks_runs_alone() -> None:
+def test_large_guest_request_runs_alone() -> None:
     """Such a guest waits until nothing else runs."""
     machine = engine(blocks=32)
     for request_id in ("g1", "g2"):
         assert machine.admit(_of("guest", request_id, 31 * BLOCK_SIZE)) is None
     machine.step()
     assert (machine.running, machine.waiting) == (1, 1)
-    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    ended = [event.request_id for event in run_to_end(machine) if isinstance(event, Finished)]
     assert ended == ["g1", "g2"]
 
 
-def test_guest_that_needs_most_of_the_kv_blocks_holds_up_no_other_guest() -> None:
+def test_large_guest_request_does_not_block_other_guests() -> None:
     """Other guests run while it waits for the owner to end."""
     machine = engine(blocks=32)
     assert machine.admit(_of("", "owner", 3 * BLOCK_SIZE)) is None
@@ -186,7 +186,7 @@ def test_guest_that_needs_most_of_the_kv_blocks_holds_up_no_other_guest() -> Non
     assert machine.admit(_of("guest-a", "its own", 2 * BLOCK_SIZE)) is None
     machine.step()
     assert (machine.running, machine.waiting) == (3, 1)
-    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    ended = [event.request_id for event in run_to_end(machine) if isinstance(event, Finished)]
     assert ended == ["small", "its own", "owner", "large"]
 
 
@@ -243,7 +243,7 @@ def test_counts_are_cumulative() -> None:
     assert machine.admit(greedy("a", prompts()[2], 4)) is None
     machine.step()
     assert machine._running["a"].counts.prompt_tokens == 8
-    counts = [event.counts for event in run_dry(machine)]
+    counts = [event.counts for event in run_to_end(machine)]
     assert [count.completion_tokens for count in counts] == [1, 2, 3, 4, 4]
     assert {count.prompt_tokens for count in counts} == {15}
     assert [count.device_us for count in counts] == sorted(count.device_us for count in counts)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runtime.drivers.interface import Event, Finished, Generated
 from runtime.drivers.native import batch, sdpa_backend
 from runtime.drivers.schedule_policy import Budget
-from tests.runtime.driving import run_dry
+from tests.runtime.driving import run_to_end
 from tests.runtime.tiny_decoders import CONFIGS, NEW, engine, greedy, prompts, reason_of, reference, tiny, tokens_of
 
 BUDGETS = [
@@ -24,7 +24,7 @@ BUDGETS = [
 def test_one_request_gets_the_tokens_of_generate(name: str, prompt: tuple[int, ...]) -> None:
     machine = engine(name)
     assert machine.admit(greedy("a", prompt)) is None
-    assert tokens_of(run_dry(machine), "a") == reference(name, prompt)
+    assert tokens_of(run_to_end(machine), "a") == reference(name, prompt)
 
 
 @pytest.mark.deep
@@ -35,7 +35,7 @@ def test_ten_requests_get_the_tokens_of_generate(name: str, budget: Budget | Non
     machine = engine(name, budget=budget)
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     for index, prompt in enumerate(prompts()):
         assert tokens_of(events, str(index)) == reference(name, prompt)
         assert reason_of(events, str(index)) == "length"
@@ -54,7 +54,7 @@ def test_late_request_gets_the_tokens_of_generate(name: str, budget: Budget | No
         for _ in range(3):
             events.extend(machine.step())
             machine.check_integrity()
-    events.extend(run_dry(machine))
+    events.extend(run_to_end(machine))
     for index, prompt in enumerate(prompts()):
         assert tokens_of(events, str(index)) == reference(name, prompt)
 
@@ -98,7 +98,7 @@ def test_any_schedule(
             for _ in range(number):
                 events.extend(machine.step())
                 machine.check_integrity()
-    events.extend(run_dry(machine))
+    events.extend(run_to_end(machine))
     assert machine.kv_blocks_free == machine.kv_blocks_total
     for request_id, (prompt, max_tokens) in asked.items():
         got, last = tokens_of(events, request_id), [event for event in events if event.request_id == request_id][-1]
@@ -121,7 +121,7 @@ def test_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa_backend, "_lower_right_mask", upper_left)
     machine = engine(budget=Budget(23, 7, 5))
     assert machine.admit(greedy("a", prompts()[7])) is None
-    assert tokens_of(run_dry(machine), "a") != reference("llama", prompts()[7])
+    assert tokens_of(run_to_end(machine), "a") != reference("llama", prompts()[7])
 
 
 def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = engine()
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     assert any(tokens_of(events, str(index)) != reference("llama", p) for index, p in enumerate(prompts()))
 
 
@@ -141,7 +141,7 @@ def test_bfloat16_request_gets_the_tokens_of_generate() -> None:
     for index, prompt in enumerate(prompts()):
         machine = engine(dtype=torch.bfloat16)
         assert machine.admit(greedy(str(index), prompt)) is None
-        got, want = tokens_of(run_dry(machine), str(index)), reference("llama", prompt, torch.bfloat16)
+        got, want = tokens_of(run_to_end(machine), str(index)), reference("llama", prompt, torch.bfloat16)
         assert len(got) == NEW
         equal += sum(a == b for a, b in zip(got[:4], want[:4], strict=True))
     assert equal >= 0.8 * 4 * len(prompts())

@@ -12,7 +12,7 @@ from runtime.drivers.interface import Event, Failed, Generated
 from runtime.drivers.native.engine import ModelEngine
 from runtime.drivers.schedule_policy import Budget
 from runtime.models import probe as known_answers
-from tests.runtime.driving import run_dry
+from tests.runtime.driving import run_to_end
 from tests.runtime.tiny_decoders import (
     VOCAB,
     TinyModel,
@@ -68,7 +68,7 @@ def serve_with_bad_one(machine: ModelEngine, joins_after: int) -> list[Event]:
     for _ in range(joins_after):
         events.extend(machine.step())
     assert machine.admit(greedy("bad", [1, 2, BAD_TOKEN, 3])) is None
-    return [*events, *run_dry(machine)]
+    return [*events, *run_to_end(machine)]
 
 
 @pytest.mark.parametrize("joins_after", [0, 1, 5], ids=lambda steps: f"joining after {steps} steps")
@@ -93,21 +93,21 @@ def test_bad_request_fails_alone(kind: str, joins_after: int, budget: Budget | N
 def test_blocks_that_held_nan_are_clean_for_the_next() -> None:
     machine = engine(bound=with_tensor("model.embed_tokens.weight", nan_row).bound(), blocks=4)
     assert machine.admit(greedy("bad", [BAD_TOKEN] * 60, 2)) is None
-    run_dry(machine)
+    run_to_end(machine)
     assert machine.admit(greedy("good", SOME[0])) is None
-    assert tokens_of(run_dry(machine), "good") == reference("llama", SOME[0])
+    assert tokens_of(run_to_end(machine), "good") == reference("llama", SOME[0])
 
 
-def test_a_fault_of_all_fails_all() -> None:
+def test_forward_that_always_raises_fails_all_requests() -> None:
     """If every row raises, all requests fail, and the engine takes the next one."""
     broken = True
     machine = raising_machine(lambda _: broken, lambda: RuntimeError("all of it"))
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None
-    assert failures_of(run_dry(machine)) == {str(index): Internal() for index in range(len(SOME))}
+    assert failures_of(run_to_end(machine)) == {str(index): Internal() for index in range(len(SOME))}
     broken = False
     assert machine.admit(greedy("a", SOME[0])) is None
-    assert tokens_of(run_dry(machine), "a") == reference("llama", SOME[0])
+    assert tokens_of(run_to_end(machine), "a") == reference("llama", SOME[0])
 
 
 def test_a_lost_device_poisons() -> None:
@@ -162,7 +162,7 @@ def test_probe_rides_in_the_first_batch(budget: Budget | None) -> None:
     assert (due, machine.needs_probe) == (True, False)
     charged = sum(sequence.device_us for sequence in machine._running.values())
     assert 0 < charged < machine.busy_ns // 1000
-    events += run_dry(machine)
+    events += run_to_end(machine)
     for index, prompt in enumerate(SOME):
         assert tokens_of(events, str(index)) == reference("llama", prompt)
     assert machine.poisoned is None
@@ -174,7 +174,7 @@ def test_no_token_of_a_failed_probe_leaves(model: TinyModel) -> None:
     machine = engine(bound=model.bound(), probe=PROBE, max_running=2)
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     assert not any(isinstance(event, Generated) for event in events)
     failures = failures_of(events)
     assert set(failures) == {str(index) for index in range(len(SOME))}
@@ -189,7 +189,7 @@ def test_without_probe_wrong_tokens_leave(model: TinyModel) -> None:
     machine = engine(bound=model.bound())
     for index, prompt in enumerate(SOME):
         assert machine.admit(greedy(str(index), prompt)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     wrong = [tokens_of(events, str(index)) != reference("llama", prompt) for index, prompt in enumerate(SOME)]
     assert any(wrong)
     assert not failures_of(events)
@@ -208,7 +208,7 @@ def test_probe_without_a_request_runs_once(model: TinyModel, good: bool) -> None
     assert machine.busy_ns == busy_ns
     refusal = machine.admit(greedy("a", SOME[0]))
     assert refusal == failure
-    assert tokens_of(run_dry(machine), "a") == (reference("llama", SOME[0]) if good else ())
+    assert tokens_of(run_to_end(machine), "a") == (reference("llama", SOME[0]) if good else ())
     machine.check_integrity()
 
 
@@ -228,7 +228,7 @@ def test_probe_has_a_block_of_its_own() -> None:
     assert machine.admit(greedy("a", prompt, 6)) is None
     assert machine.step()
     assert machine.kv_blocks_free == 0
-    assert tokens_of(run_dry(machine), "a") == reference("llama", prompt)[1:6]
+    assert tokens_of(run_to_end(machine), "a") == reference("llama", prompt)[1:6]
 
 
 def test_probe_that_raises_poisons() -> None:
@@ -245,7 +245,7 @@ def test_probe_of_the_library_matches_ours(name: str, dtype: torch.dtype) -> Non
     crowd = engine(name, dtype=dtype, probe=probe)
     for index, prompt in enumerate(prompts()):
         assert crowd.admit(greedy(str(index), prompt, 2)) is None
-    assert not [event for event in run_dry(crowd) if isinstance(event, Failed)]
+    assert not [event for event in run_to_end(crowd) if isinstance(event, Failed)]
 
 
 def test_integrity_of_a_poisoned_engine() -> None:

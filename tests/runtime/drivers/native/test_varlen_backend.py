@@ -18,7 +18,7 @@ from runtime.drivers.native.varlen_backend import (
 )
 from runtime.drivers.schedule_policy import Budget
 from tests.runtime.drivers.native.backends import FACTS, LENGTHS, STEPS, Replay, reference_varlen
-from tests.runtime.driving import run_dry
+from tests.runtime.driving import run_to_end
 from tests.runtime.tiny_decoders import CONFIGS, CPU, engine, greedy, prompts, reference, tiny, tokens_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -50,7 +50,7 @@ def test_tables_mean_the_right_attention(window: int | None) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
-def test_an_engine_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_on_varlen_backend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole engine with the token-major pool and the stand-in gives `generate`'s tokens."""
     monkeypatch.setattr(
         core,
@@ -61,7 +61,7 @@ def test_an_engine_on_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     some = [prompt[:20] for prompt in prompts()[:6]]
     for index, prompt in enumerate(some):
         assert machine.admit(greedy(str(index), prompt, 6)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     for index, prompt in enumerate(some):
         assert tokens_of(events, str(index)) == reference(name, prompt)[:6]
 
@@ -137,6 +137,6 @@ def test_an_engine_on_a_gpu(name: str) -> None:
     machine = engine(name, bound=bound, device=device)
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None
-    events = run_dry(machine)
+    events = run_to_end(machine)
     equal = [tokens_of(events, str(index)) == reference(name, prompt) for index, prompt in enumerate(prompts())]
     assert sum(equal) >= 9
