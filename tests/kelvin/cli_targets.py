@@ -12,7 +12,7 @@ from kelvin.cli.base.api_client import Target, raise_for_error
 from kelvin.contracts.artifacts.push_api import Committed
 from kelvin.contracts.wire import encode
 from snapshotter.app.app import SOCKET
-from tests.snapshotter.house import House, principal
+from tests.snapshotter.house import House, principal_of
 from tests.snapshotter.unix import unix_transport
 
 
@@ -25,7 +25,7 @@ class SnapshotterTarget:
     def client(self) -> httpx.Client:
         transport = unix_transport(self.house.directory.address(SOCKET))
         refuse = {"response": [lambda answer: answer.raise_for_status()]}
-        return httpx.Client(transport=transport, base_url="http://x", headers=principal(), event_hooks=refuse)
+        return httpx.Client(transport=transport, base_url="http://x", headers=principal_of(), event_hooks=refuse)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from runtime.surface.served_version import EngineCallbacks
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.bench import agent, drop, put_packs
 from tests.weightcache.bench import make_cold as make_cold_files
-from tests.weightcache.kit import TENANT, Version, state_of, wait_for
+from tests.weightcache.kit import TENANT, Version, read_state, wait_for
 from weightcache.client import lease as client
 from weightcache.client.device_checksum import block_count
 from weightcache.client.device_copy import SLOT_BYTES, SLOTS, copy_through_lane
@@ -190,7 +190,7 @@ def main() -> None:
                 in_child(partial(way, progressive=False))
                 compare(f"{name}, in memory", rounds, lambda: None, way)
                 compare(f"{name}, cold NVMe", rounds, partial(make_cold, data, directory), way)
-            print("by way:", asyncio.run(state_of(directory)).nvme.bytes_by_way)
+            print("by way:", asyncio.run(read_state(directory)).nvme.bytes_by_way)
         for rate in RATES:
             with throttled(data, directory, rate):
                 for name, way in ways.items():

@@ -25,7 +25,7 @@ from kelvin.contracts.artifacts.runtime_control import SealAttestation
 from kelvin.contracts.errors import NotFound, Refused
 from runtime.lifecycle.weights import Weights
 from tests.runtime.vocabularies import files as tokenizer_files
-from tests.weightcache.kit import Version, padded
+from tests.weightcache.kit import Version, pad
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 _STORED: Mapping[str, Any] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -72,12 +72,12 @@ def seal_up(files: Mapping[str, bytes], state: Mapping[str, torch.Tensor], dtype
     offset = 0
     for path, content in sorted(files.items()):
         pinned.append(PinnedFile(path, offset, len(content), blake3(content).hexdigest()))
-        sections.append(padded(content))
+        sections.append(pad(content))
         offset += len(sections[-1])
     for name, tensor in state.items():
         raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
         tensors.append(Tensor(name, _STORED[dtype], tuple(tensor.shape), offset))
-        sections.append(padded(raw))
+        sections.append(pad(raw))
         offset += len(sections[-1])
     chunks = [body[at : at + CHUNK_BYTES] for body in sections for at in range(0, len(body), CHUNK_BYTES)]
     manifest = Manifest(

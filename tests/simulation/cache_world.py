@@ -23,7 +23,7 @@ from kelvin.blobstore.memory_store import MemoryStore
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused
 from tests.simulation.core.world import InjectedError, World, operation
-from tests.weightcache.kit import Version, describe, publish, settings_of
+from tests.weightcache.kit import Version, make_version_of, publish, settings_of
 from weightcache.app.cache import Cache, open_cache
 from weightcache.app.settings import CacheSettings
 from weightcache.host.slab_pool import Slab, SlabPool
@@ -123,7 +123,7 @@ class CacheWorld(World):
         self.versions: list[Version] = []
         for _ in range(VERSIONS):
             chosen = random.sample(chunks, random.randint(1, CHUNKS - 4))
-            self.versions.append(describe(chosen, 2 * PAGE_BYTES))
+            self.versions.append(make_version_of(chosen, 2 * PAGE_BYTES))
         for tenant in TENANTS:
             for version in self.versions:
                 await publish(self.store, version, tenant)

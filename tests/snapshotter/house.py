@@ -40,7 +40,7 @@ def settings_for(data: Path, **more: int) -> SnapshotterSettings:
     return replace(settings, **(defaults | more))  # type: ignore[arg-type]
 
 
-def principal(tenant: str = TENANT, *scopes: Scope) -> dict[str, str]:
+def principal_of(tenant: str = TENANT, *scopes: Scope) -> dict[str, str]:
     """Return the header that the activator would set."""
     caller = Principal(key_id="k1", tenant=tenant, scopes=scopes or (Scope.ADMIN,))
     return {"x-kelvin-principal": encode(caller).decode()}
@@ -61,13 +61,13 @@ class House:
     @contextmanager
     def client(self, tenant: str = TENANT, *scopes: Scope) -> Iterator[httpx.Client]:
         transport = unix_transport(self.directory.address(SOCKET))
-        headers = principal(tenant, *scopes)
+        headers = principal_of(tenant, *scopes)
         with httpx.Client(transport=transport, base_url="http://snapshotter", headers=headers, timeout=60) as client:
             yield client
 
 
 @contextmanager
-def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
+def serve_app(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
     """Serve one application on one socket until the block ends."""
     with (
         directory.listen(name) as listener,
@@ -83,7 +83,7 @@ def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) 
     with ExitStack() as stack:
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        stack.enter_context(serving(control.app(), directory, CONTROL_SOCKET))
+        stack.enter_context(serve_app(control.app(), directory, CONTROL_SOCKET))
         listener = stack.enter_context(directory.listen(SOCKET))
 
         async def serve(stop: asyncio.Event) -> None:
@@ -104,7 +104,7 @@ def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
     return client.post(f"/push/v1{path}", content=encode(body))
 
 
-def planned(client: httpx.Client, model: Model | None = None) -> Plan:
+def make_plan(client: httpx.Client, model: Model | None = None) -> Plan:
     answer = post(client, "/plans", (model or Model()).request())
     assert answer.status_code == 200, answer.text
     return decode(answer.content, Plan)
@@ -116,7 +116,7 @@ def problem(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, body["code"], body["detail"]
 
 
-def announced(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Missing:
+def announce_digests(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Missing:
     answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
     assert answer.status_code == 200, answer.text
     return decode(answer.content, Missing)
@@ -125,7 +125,7 @@ def announced(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Mis
 def push_whole(client: httpx.Client, plan: Plan, files: dict[str, bytes] | None = None) -> dict[str, Any]:
     files = Model().files() if files is None else files
     digests = digests_of(plan, files)
-    missing = announced(client, plan, digests)
+    missing = announce_digests(client, plan, digests)
     chunks = dict(zip(digests, plan.chunks, strict=True))
     for digest in missing.digests:
         data = assemble(chunks[digest], files)

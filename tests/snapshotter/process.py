@@ -15,7 +15,7 @@ import pytest
 from kelvin.ipc.socket_directory import SocketDirectory
 from snapshotter.app.app import CONTROL_SOCKET, SOCKET
 from tests.snapshotter.control import FakeControlPlane
-from tests.snapshotter.house import principal, serving
+from tests.snapshotter.house import principal_of, serve_app
 from tests.snapshotter.unix import unix_transport
 
 
@@ -55,7 +55,7 @@ class Process:
 
     def client(self) -> httpx.Client:
         transport = unix_transport(self.directory.address(SOCKET))
-        return httpx.Client(transport=transport, base_url="http://snapshotter", headers=principal(), timeout=60)
+        return httpx.Client(transport=transport, base_url="http://snapshotter", headers=principal_of(), timeout=60)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def process_over(data: Path) -> Iterator[Process]:
         directory = SocketDirectory(data / "run")
         stack.callback(directory.close)
         control = FakeControlPlane(data / "store")
-        stack.enter_context(serving(control.app(), directory, CONTROL_SOCKET))
+        stack.enter_context(serve_app(control.app(), directory, CONTROL_SOCKET))
         process = Process(data, directory)
         process.start()
         try:

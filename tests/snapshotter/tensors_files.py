@@ -75,7 +75,7 @@ def _header(name: str, tensor: Weight, kind: int) -> bytes:
     return whole(zlib.crc32(blank).to_bytes(4, "little"), hashlib.sha256(blank).digest())
 
 
-def whole_of(raw: bytes, head_bytes: int) -> WholeFile:
+def describe_whole_file(raw: bytes, head_bytes: int) -> WholeFile:
     """Return a client's description of a file that is to be kept as it is."""
     between, at = b"", head_bytes
     for entry in parse_index("toy.tensors", raw[:head_bytes], len(raw)):
@@ -95,13 +95,13 @@ class KeptModel(Model):
 
     def _kept(self) -> tuple[dict[str, bytes], PlanRequest]:
         (tensors,) = self.shards.values()
-        return kept(Model(self.shards, self.config, self.tokenizer, self.more), TensorsFile(tensors))
+        return make_kept_push(Model(self.shards, self.config, self.tokenizer, self.more), TensorsFile(tensors))
 
 
-def kept(model: Model, file: TensorsFile, keep: bool = True) -> tuple[dict[str, bytes], PlanRequest]:
+def make_kept_push(model: Model, file: TensorsFile, keep: bool = True) -> tuple[dict[str, bytes], PlanRequest]:
     """Return the model's files with this file as its weights, and the plan request of a client for them."""
     raw, head_bytes = file.build(), 73 + file.index_bytes
     files = {path: content for path, content in model.files().items() if not path.endswith(".safetensors")}
-    whole = whole_of(raw, head_bytes) if keep else None
+    whole = describe_whole_file(raw, head_bytes) if keep else None
     weights = WeightsFile(path="toy.tensors", size=len(raw), header=raw[:head_bytes], whole=whole)
     return files | {"toy.tensors": raw}, structs.replace(model.request(), weights=(weights,))

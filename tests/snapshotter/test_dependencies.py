@@ -12,7 +12,16 @@ from kelvin.contracts.artifacts.runtime_control import ENGINE_SOCKET
 from kelvin.ipc.socket_directory import SocketDirectory
 from tests.eventually import wait
 from tests.snapshotter.control import FakeControlPlane
-from tests.snapshotter.house import announced, open_house, planned, post, problem, push_whole, serving, settings_for
+from tests.snapshotter.house import (
+    announce_digests,
+    make_plan,
+    open_house,
+    post,
+    problem,
+    push_whole,
+    serve_app,
+    settings_for,
+)
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import digests_of
 
@@ -41,10 +50,12 @@ def test_push_succeeds_once_the_store_is_back(tmp_path: Path) -> None:
         wait(lambda: stores, "the snapshotter has its store")
         stores[0].shut = True
         with pytest.raises(AssertionError, match='"unavailable"'):
-            push_whole(client, planned(client))
+            push_whole(client, make_plan(client))
         stores[0].shut = False
-        plan = planned(client)
-        assert announced(client, plan, digests_of(plan, Model().files())).digests == (), "the staged chunks are kept"
+        plan = make_plan(client)
+        assert announce_digests(client, plan, digests_of(plan, Model().files())).digests == (), (
+            "the staged chunks are kept"
+        )
         assert push_whole(client, plan)["created"]
 
 
@@ -61,9 +72,9 @@ def test_own_engine_gates_and_seals(tmp_path: Path) -> None:
             directory.listen(ENGINE_SOCKET).close()
             assert problem(post(client, "/plans", Model().request())) == away
             one, other = FakeControlPlane(house.store), FakeControlPlane(house.store)
-            with serving(one.app(), directory, ENGINE_SOCKET):
-                plan = planned(client)
-            with serving(other.app(), directory, ENGINE_SOCKET):
+            with serve_app(one.app(), directory, ENGINE_SOCKET):
+                plan = make_plan(client)
+            with serve_app(other.app(), directory, ENGINE_SOCKET):
                 made = push_whole(client, plan)
     assert [len(each.gates) for each in (one, other, house.control)] == [1, 0, 0]
     assert [len(each.seals) for each in (one, other, house.control)] == [0, 1, 0]

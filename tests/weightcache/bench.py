@@ -24,7 +24,7 @@ from kelvin.blobstore.file_store import FileStore
 from kelvin.contracts.artifacts.manifest import CHUNK_BYTES
 from kelvin.ipc.socket_directory import SocketDirectory
 from tests.weightcache.disks import forget
-from tests.weightcache.kit import TENANT, Version, attest, describe, evict, put_pack, state_of, wait_for
+from tests.weightcache.kit import TENANT, Version, attest, evict, make_version_of, put_pack, read_state, wait_for
 from weightcache.client import libc
 from weightcache.client.lease import acquire
 from weightcache.host.slab_pool import Slab
@@ -58,7 +58,7 @@ def version_of(mib: int) -> Version:
         tensor = min(left, TENSOR_BYTES)
         left -= tensor
         chunks += [source.randbytes(min(CHUNK_BYTES, tensor - at)) for at in range(0, tensor, CHUNK_BYTES)]
-    return describe(chunks, CHUNK_BYTES)
+    return make_version_of(chunks, CHUNK_BYTES)
 
 
 async def put_packs(store: FileStore, version: Version, tenant: str = TENANT) -> None:
@@ -201,7 +201,7 @@ def main() -> None:
                 hot.append(verified / plain)
                 print(f"NVMe, hot: verified {verified:.2f} GB/s, mapped {plain:.2f}, ratio {hot[-1]:.2f}")
             print(f"median ratios: cold {statistics.median(cold):.2f}, hot {statistics.median(hot):.2f}")
-            print("bytes by way:", asyncio.run(state_of(directory)).nvme.bytes_by_way)
+            print("bytes by way:", asyncio.run(read_state(directory)).nvme.bytes_by_way)
         directory.close()
 
 

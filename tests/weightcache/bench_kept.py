@@ -23,7 +23,7 @@ from snapshotter.intake.policy.tensors_index import parse_index
 from tests.snapshotter.models import Weight, weight
 from tests.snapshotter.tensors_files import TensorsFile
 from tests.weightcache.bench import agent, drop, put_packs
-from tests.weightcache.kit import Version, attest, describe, wait_for
+from tests.weightcache.kit import Version, attest, make_version_of, wait_for
 
 MATRIX_BYTES = 12 << 20
 NORM = 2048  # float32 values
@@ -58,7 +58,7 @@ async def publish(data: Path, tensors: dict[str, Weight]) -> Version:
     raw = TensorsFile(tensors, index_bytes=INDEX_BYTES).build()
     entries = parse_index("m.tensors", raw[: 73 + INDEX_BYTES], len(raw))
     layout = lay_out([], [entry.tensor for entry in entries], list(tensors), CHUNK_BYTES)
-    version = describe([assemble(chunk, {"m.tensors": raw}) for chunk in layout.chunks], CHUNK_BYTES)
+    version = make_version_of([assemble(chunk, {"m.tensors": raw}) for chunk in layout.chunks], CHUNK_BYTES)
     store = FileStore(data / "store")
     await put_packs(store, version, PACKED)
     pack = file_pack(blake3(raw).hexdigest())

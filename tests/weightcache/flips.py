@@ -7,7 +7,7 @@ from typing import Final
 _SLAB: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .*memfd:kelvin-slab", re.MULTILINE)
 
 
-def flipped(pid: int, chunk: bytes, offset: int) -> None:
+def flip_bit_of_process(pid: int, chunk: bytes, offset: int) -> None:
     """Flip the lowest bit of the chunk's byte at `offset`, where process `pid` has the chunk in its slabs.
 
     It writes through `/proc/PID/mem`, as a debugger would. That needs the same user, or an ancestor process.

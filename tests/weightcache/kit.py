@@ -85,7 +85,7 @@ class Version:
         return tuple(chunk.digest for chunk in self.manifest.chunks)
 
 
-def padded(data: bytes) -> bytes:
+def pad(data: bytes) -> bytes:
     return data + bytes(-len(data) % PAGE_BYTES)
 
 
@@ -104,7 +104,7 @@ def make_version(
     for number, size in enumerate(files):
         data = source.randbytes(size)
         pinned.append(PinnedFile(f"file{number}", offset, size, blake3(data).hexdigest()))
-        sections.append(padded(data))
+        sections.append(pad(data))
         offset += len(sections[-1])
     for number, count in enumerate(pages):
         data = source.randbytes(count * PAGE_BYTES)
@@ -113,10 +113,10 @@ def make_version(
         offset += len(data)
     step = chunk_pages * PAGE_BYTES
     chunks = tuple(body[at : at + step] for body in sections for at in range(0, len(body), step))
-    return describe(chunks, step, pinned, tensors)
+    return make_version_of(chunks, step, pinned, tensors)
 
 
-def describe(
+def make_version_of(
     chunks: Sequence[bytes], chunk_bytes: int, files: Sequence[PinnedFile] = (), tensors: Sequence[Tensor] = ()
 ) -> Version:
     manifest = Manifest(
@@ -172,8 +172,8 @@ async def publish_kept(
         body += datas[number]
     body += bytes(8)
     pairs = [range(at, min(at + 2, len(datas))) for at in range(0, len(datas), 2)]
-    parts = [b"".join(padded(datas[number]) for number in pair) for pair in pairs]
-    version = describe(parts, max(len(part) for part in parts))
+    parts = [b"".join(pad(datas[number]) for number in pair) for pair in pairs]
+    version = make_version_of(parts, max(len(part) for part in parts))
     chunks = (
         FileChunk(digest, tuple(FileSpan(offsets[number], len(datas[number])) for number in pair))
         for digest, pair in zip(version.digests, pairs, strict=True)
@@ -216,7 +216,7 @@ def settings_of(data: Path, *, slabs: int = 8, slab_bytes: int = HUGE, nvme_byte
     )
 
 
-def tier_of(store: BlobStore) -> StoreTier:
+def make_store_tier(store: BlobStore) -> StoreTier:
     """Return a store tier over the store, without hedged reads."""
     return StoreTier(store, StoreRanges(store, ReadHedging(HedgeRule(share=0.0)), BdpWindow(LOCAL_READS), Counters()))
 
@@ -299,10 +299,10 @@ class RunningAgent:
         self.ask("POST", "/v1/prefetch", NoneType, {"tenant": tenant, "version": name, "tier": tier, "urgent": urgent})
 
     def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
-        return asyncio.run(ask(self.directory, method, path, answer, body))
+        return asyncio.run(call_agent(self.directory, method, path, answer, body))
 
     def state(self) -> State:
-        return asyncio.run(state_of(self.directory))
+        return asyncio.run(read_state(self.directory))
 
     def evict(self, tier: str, tenant: str | None = None, version: str | None = None) -> None:
         asyncio.run(evict(self.directory, tier, tenant, version))
@@ -314,7 +314,7 @@ class RunningAgent:
         return self.settings.cache / tenant / digest[:2] / digest
 
 
-async def ask(directory: SocketDirectory, method: str, path: str, answer: type[T], body: object = None) -> T:
+async def call_agent(directory: SocketDirectory, method: str, path: str, answer: type[T], body: object = None) -> T:
     """Make one call to an agent's HTTP socket."""
     client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
     try:
@@ -323,19 +323,19 @@ async def ask(directory: SocketDirectory, method: str, path: str, answer: type[T
         await client.close()
 
 
-async def state_of(directory: SocketDirectory) -> State:
-    return await ask(directory, "GET", "/v1/state", State)
+async def read_state(directory: SocketDirectory) -> State:
+    return await call_agent(directory, "GET", "/v1/state", State)
 
 
 async def evict(directory: SocketDirectory, tier: str, tenant: str | None, version: str | None) -> None:
-    await ask(directory, "POST", "/v1/evict", NoneType, {"tier": tier, "tenant": tenant, "version": version})
+    await call_agent(directory, "POST", "/v1/evict", NoneType, {"tier": tier, "tenant": tenant, "version": version})
 
 
 async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[State], bool]) -> State:
     """Poll the state until the condition holds. Fails after `TIMEOUT_S`."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not condition(state := await state_of(directory)):
+            while not condition(state := await read_state(directory)):
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"never came true: {wish}; {state}") from None
@@ -343,7 +343,7 @@ async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[S
 
 
 @asynccontextmanager
-async def cached(
+async def open_test_cache(
     settings: CacheSettings, *versions: Version, store: BlobStore | None = None, verify: Verify = is_digest_of
 ) -> AsyncIterator[Cache]:
     """Open a cache over `store` (default: the file store in its data directory).
@@ -360,7 +360,7 @@ async def cached(
 
 
 @contextmanager
-def running(
+def run_agent(
     settings: CacheSettings, store: BlobStore | None = None, *, verify: Verify = is_digest_of
 ) -> Iterator[RunningAgent]:
     """Run an agent over `store` (default: the file store in its data directory) until the block ends."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from kelvin.blobstore.file_store import FileStore
 from kelvin.crypto.node_tls import NodeTls
 from tests.loop_thread import HOST, Answer, running_http_server
-from tests.weightcache.kit import CountingStore, RunningAgent, running, settings_of
+from tests.weightcache.kit import CountingStore, RunningAgent, run_agent, settings_of
 from weightcache.app.settings import CacheSettings, PeerSettings
 from weightcache.sources.source import Verify, is_digest_of
 
@@ -21,7 +21,7 @@ def url_of(port: int) -> str:
     return f"https://{HOST}:{port}"
 
 
-def peered(root: Path, port: int, others: list[int], secret: bytes = SECRET) -> CacheSettings:
+def peer_settings_of(root: Path, port: int, others: list[int], secret: bytes = SECRET) -> CacheSettings:
     """Return settings of an agent that listens at `port` and has peers at the ports `others`."""
     peers = PeerSettings((HOST, port), tuple(url_of(other) for other in others), (secret,))
     return replace(settings_of(root), peers=peers)
@@ -33,18 +33,18 @@ def node(
 ) -> Iterator[tuple[RunningAgent, CountingStore]]:
     """Run an agent over the common store. Yield it and a record of its reads from the store."""
     counting = CountingStore(FileStore(store))
-    with running(peered(root, port, others, secret), counting, verify=verify) as agent:
+    with run_agent(peer_settings_of(root, port, others, secret), counting, verify=verify) as agent:
         yield agent, counting
 
 
 @contextmanager
-def pretender(answer: Answer, secret: bytes = SECRET) -> Iterator[int]:
+def run_fake_peer(answer: Answer, secret: bytes = SECRET) -> Iterator[int]:
     """Run a fake node with the same secret and these answers. Yields its port."""
     with running_http_server(answer, NodeTls([secret]).server_context()) as port:
         yield port
 
 
-def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
+def connect(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
     """Return a TLS connection made with `context`."""
     sock = socket.create_connection((HOST, port), 10)
     try:
@@ -57,7 +57,7 @@ def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
 def ask(port: int, request: str, context: ssl.SSLContext | None = None) -> bytes:
     """Return all bytes of the answer to one request; empty if the connection is refused."""
     found = b""
-    with suppress(OSError), connected(port, context or NodeTls([SECRET]).client_context()) as sock:
+    with suppress(OSError), connect(port, context or NodeTls([SECRET]).client_context()) as sock:
         sock.sendall(request.encode())
         while piece := sock.recv(65536):
             found += piece

@@ -65,7 +65,7 @@ def environment(data: Path, slabs: int = 8, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def started(
+def start_agent(
     data: Path, script: str | None = None, *arguments: str, within: Sequence[str] = (), slabs: int = 8, **more: str
 ) -> Iterator[AgentProcess]:
     """Start `python -m weightcache`, or `script`, over the data directory. It is killed when the block ends.
@@ -88,7 +88,7 @@ def started(
 
 
 @contextmanager
-def nodes(
+def start_nodes(
     root: Path, count: int, store_url: str, *, peers: bool = True, before: str = ""
 ) -> Iterator[list[AgentProcess]]:
     """Yield `count` running agents over one store. With `peers`, all are peers. `before` is code that runs first."""
@@ -109,13 +109,13 @@ def nodes(
                     "KELVIN_PEER_LISTEN": f"{HOST}:{port}", "KELVIN_PEER_KEY": str(key),
                     "KELVIN_PEERS": ",".join(map(url_of, ports)),
                 }  # fmt: skip
-            agents.append(stack.enter_context(started(root / f"node{number}", before + START, slabs=16, **more)))
+            agents.append(stack.enter_context(start_agent(root / f"node{number}", before + START, slabs=16, **more)))
         for agent in agents:
             agent.wait_up()
         yield agents
 
 
-class Talking:
+class Dialog:
     """A Python process that exchanges lines with the test by its standard input and output."""
 
     def __init__(self, script: str, *arguments: str) -> None:
@@ -145,8 +145,8 @@ class Talking:
 
 
 @contextmanager
-def talking(script: str, *arguments: str) -> Iterator[Talking]:
-    one = Talking(script, *arguments)
+def start_dialog(script: str, *arguments: str) -> Iterator[Dialog]:
+    one = Dialog(script, *arguments)
     try:
         yield one
     finally:
@@ -182,9 +182,9 @@ for line in sys.stdin:
 
 
 @contextmanager
-def leasing(agent: RunningAgent, version: Version) -> Iterator[Talking]:
+def lease_in_process(agent: RunningAgent, version: Version) -> Iterator[Dialog]:
     """Yield another process that has a lease of the version."""
-    with talking(LEASING, str(agent.settings.run), TENANT, version.id) as one:
+    with start_dialog(LEASING, str(agent.settings.run), TENANT, version.id) as one:
         assert one.hear() == "leased"
         yield one
 

@@ -18,8 +18,8 @@ from blake3 import blake3
 
 from kelvin.blobstore.file_store import FileStore
 from kelvin.contracts.errors import Refused
-from tests.weightcache.kit import TENANT, make_version, publish, running, settings_of
-from tests.weightcache.processes import START, started
+from tests.weightcache.kit import TENANT, make_version, publish, run_agent, settings_of
+from tests.weightcache.processes import START, start_agent
 from weightcache.nvme import chunk_files
 
 VERSION = make_version(seed=5, pages=(40, 3, 17), chunk_pages=4)
@@ -78,7 +78,7 @@ files.ChunkFiles.write = write
 
 def kill_while_admitting(data: Path, script: str, at: int, when: str) -> None:
     """Start an agent that kills itself at call `at`, and lease from it until it dies."""
-    with started(data, script, str(at), when) as agent:
+    with start_agent(data, script, str(at), when) as agent:
         while agent.process.poll() is None:
             try:
                 agent.acquire(VERSION).close()
@@ -108,7 +108,7 @@ def admitted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with the version in the store and on NVMe."""
     data = tmp_path_factory.mktemp("admitted") / "data"
     shutil.copytree(published, data)
-    with running(settings_of(data)) as agent:
+    with run_agent(settings_of(data)) as agent:
         agent.keep(VERSION)
     shutil.rmtree(data / "run")
     return data
@@ -125,7 +125,7 @@ def damage(data: Path, digests: Set[str], source: random.Random) -> None:
 
 def assert_whole(data: Path) -> None:
     """Assert that the next agent serves the right bytes, and that NVMe holds only whole chunks afterwards."""
-    with running(settings_of(data)) as agent:
+    with run_agent(settings_of(data)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
         agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
@@ -167,7 +167,7 @@ def test_killed_control(tmp_path: Path, published: Path) -> None:
     kill_while_admitting(tmp_path, DYING + CARELESS + START, 2, "halfway")
     torn = torn_chunks(tmp_path)
     assert torn
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
         assert sum(agent.state().chunk_faults["nvme"].values()) == len(torn)

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from kelvin.blobstore.file_store import FileStore
 from tests.weightcache.kit import make_version, publish
-from tests.weightcache.processes import START, AgentProcess, Talking, started, talking
+from tests.weightcache.processes import START, AgentProcess, Dialog, start_agent, start_dialog
 from tests.weightcache.test_crash import torn_chunks
 
 VERSIONS = tuple(make_version(seed=n, pages=(300, 30, 17), chunk_pages=128) for n in range(6))  # each fills one slab
@@ -112,7 +112,7 @@ for number in itertools.count():
 )
 
 
-def read_answer(process: Talking) -> list[list[str]]:
+def read_answer(process: Dialog) -> list[list[str]]:
     line = process.hear()
     assert line.startswith("["), line or "the process is dead"
     found: list[list[str]] = json.loads(line)
@@ -122,7 +122,7 @@ def read_answer(process: Talking) -> list[list[str]]:
 def agent(data: Path, script: str = START) -> AbstractContextManager[AgentProcess]:
     """Start an agent whose tiers are too small for all versions at once."""
     room = sum(len(version.linear) for version in VERSIONS)
-    return started(data, script, slabs=SLABS, KELVIN_NVME_BYTES=str(room * 2 // 3), KELVIN_LOG_LEVEL="error")
+    return start_agent(data, script, slabs=SLABS, KELVIN_NVME_BYTES=str(room * 2 // 3), KELVIN_LOG_LEVEL="error")
 
 
 def wrong(seen: Sequence[Sequence[str]]) -> list[str]:
@@ -147,8 +147,8 @@ def test_leases_survive_killed_agents(data: Path) -> None:
     """
     source, run = random.Random(1), str(data / "run")
     with ExitStack() as stack:
-        readers = [stack.enter_context(talking(READER, run)) for _ in range(READERS)]
-        churns = [stack.enter_context(talking(CHURN, run, str(n), *DIGESTS)) for n in range(2)]
+        readers = [stack.enter_context(start_dialog(READER, run)) for _ in range(READERS)]
+        churns = [stack.enter_context(start_dialog(CHURN, run, str(n), *DIGESTS)) for n in range(2)]
         for kill in range(KILLS):
             with agent(data) as living:
                 for reader in readers:
@@ -172,7 +172,7 @@ def test_leases_survive_killed_agents(data: Path) -> None:
 @pytest.mark.deep
 def test_control_overwritten_lease_is_detected(data: Path) -> None:
     """Negative control: an agent that overwrites leased memory before it dies is detected."""
-    with talking(READER, str(data / "run")) as reader, agent(data, CARELESS + START) as dying:
+    with start_dialog(READER, str(data / "run")) as reader, agent(data, CARELESS + START) as dying:
         reader.say(VERSIONS[0].id)
         assert wrong(read_answer(reader)) == []
         dying.process.send_signal(signal.SIGUSR1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kelvin.contracts.errors import Refused
-from tests.weightcache.kit import TENANT, RunningAgent, attest, make_version, publish_kept, running, settings_of
+from tests.weightcache.kit import TENANT, RunningAgent, attest, make_version, publish_kept, run_agent, settings_of
 
 VERSION = make_version(seed=1)
 DAMAGES = ["missing", "empty", "torn", "zero-filled", "grown", "a directory"]
@@ -25,9 +25,9 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(changed[how])
 
 
-def filled(tmp_path: Path) -> None:
+def fill_store_and_cache(tmp_path: Path) -> None:
     """Make a store with a sealed version, and a cache that has all of it on NVMe."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         asyncio.run(attest(agent.store, VERSION.id))
         agent.keep(VERSION)
 
@@ -42,12 +42,12 @@ def check_lease(agent: RunningAgent) -> None:
 @pytest.mark.parametrize("kind", ["chunk", "manifests", "attestations"])
 def test_damaged_file_on_nvme_is_healed(tmp_path: Path, kind: str, how: str) -> None:
     """The store's copy replaces the damaged file. A directory in place of a chunk is left alone: it is not ours."""
-    filled(tmp_path)
+    fill_store_and_cache(tmp_path)
     root = settings_of(tmp_path).cache / TENANT
     path = root / kind / VERSION.id if kind != "chunk" else root / VERSION.digests[0][:2] / VERSION.digests[0]
     right = path.read_bytes()
     damage(path, how)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         check_lease(agent)
         if (kind, how) != ("chunk", "a directory"):
             agent.wait_for("the file is right again", lambda _: path.is_file() and path.read_bytes() == right)
@@ -75,7 +75,7 @@ STRANGERS = [
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_foreign_entry_in_the_cache_stops_nothing(tmp_path: Path, stranger: str) -> None:
     """The agent starts, serves, sets faulty files aside, and evicts, whatever the entry is."""
-    filled(tmp_path)
+    fill_store_and_cache(tmp_path)
     root = settings_of(tmp_path).cache
     path = root / stranger
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +85,11 @@ def test_foreign_entry_in_the_cache_stops_nothing(tmp_path: Path, stranger: str)
         path.write_bytes(b"not ours")
     for digest in VERSION.digests[:2]:
         damage(root / TENANT / digest[:2] / digest, "zero-filled")
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         check_lease(agent)
         agent.evict("nvme")
         assert agent.state().nvme.chunks == 0
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         check_lease(agent)
 
 
@@ -110,7 +110,7 @@ REFUSALS: dict[str, dict[str, str | None]] = {
 def test_damaged_object_is_refused_by_its_name(tmp_path: Path, kind: str, how: str) -> None:
     """The lease is refused by the damage's code, or served without the object. Another version is served."""
     other = make_version(seed=2)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         asyncio.run(attest(agent.store, VERSION.id))
         (path,) = (each for each in (tmp_path / "store" / TENANT / kind).rglob("*") if each.is_file())
@@ -130,7 +130,7 @@ def test_damaged_object_is_refused_by_its_name(tmp_path: Path, kind: str, how: s
 @pytest.mark.parametrize("how", DAMAGES)
 def test_damaged_index_of_a_kept_file_harms_its_version_alone(tmp_path: Path, how: str) -> None:
     """Only this index says where the chunks are in the file, so they are missing. Versions in packs are served."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         kept, pack = asyncio.run(publish_kept(agent.store, 3, attested=True))
         agent.publish(VERSION)
         damage(tmp_path / "store" / TENANT / "index" / pack, how)

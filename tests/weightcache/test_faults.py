@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused, RemoteFailure
 from tests.weightcache.disks import fill, make_read_only
-from tests.weightcache.kit import TENANT, RunningAgent, Version, make_version, running, settings_of
+from tests.weightcache.kit import TENANT, RunningAgent, Version, make_version, run_agent, settings_of
 from weightcache.nvme.chunk_files import QUARANTINE
 from weightcache.sources.source import Verify, is_digest_of
 
@@ -79,11 +79,11 @@ def damage_file(path: Path, damage: Damage) -> None:
 
 def on_nvme(data: Path) -> None:
     """Put all chunks of the version on NVMe, as a lease does."""
-    with running(settings_of(data)) as agent:
+    with run_agent(settings_of(data)) as agent:
         agent.keep(VERSION)
 
 
-def refused(agent: RunningAgent, version: Version = VERSION) -> RemoteFailure:
+def expect_refusal(agent: RunningAgent, version: Version = VERSION) -> RemoteFailure:
     with pytest.raises(Refused) as caught:
         agent.acquire(version)
     failure = caught.value.failure
@@ -101,7 +101,7 @@ def test_damaged_nvme_file_is_healed_during_a_lease(tmp_path: Path, damage: Dama
     """A damaged chunk file is quarantined, and the lease gets the store's copy, which replaces the file."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         damage_file(agent.chunk_file(digest), damage)
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
@@ -118,7 +118,7 @@ def test_each_fault_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptur
     """The log line has the chunk, tier, kind, and the source that healed it, or None if it was not healed."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         damage_file(agent.chunk_file(digest), zero)
         agent.acquire(VERSION).close()
         (line,) = [record for record in caplog.records if "faulty" in record.message]
@@ -126,10 +126,10 @@ def test_each_fault_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptur
         assert expected.items() <= vars(line).items()
         assert line.levelname == "WARNING"
         caplog.clear()
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         damage_file(agent.chunk_file(digest), truncate)
         damage_pack(agent, flip)
-        assert_named(refused(agent), "store")
+        assert_named(expect_refusal(agent), "store")
         lines = [vars(record) for record in caplog.records if "faulty" in record.message]
         assert [(line["tier"], line["kind"]) for line in lines] == [
             ("nvme", "length"),
@@ -143,7 +143,7 @@ def test_each_fault_is_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptur
 def test_nvme_control(tmp_path: Path, damage: Damage) -> None:
     """Negative control: a verifier that accepts everything lets the damage through."""
     on_nvme(tmp_path)
-    with running(settings_of(tmp_path), verify=accept_all) as agent:
+    with run_agent(settings_of(tmp_path), verify=accept_all) as agent:
         damage_file(agent.chunk_file(VERSION.digests[VICTIM]), damage)
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) != VERSION.linear
@@ -154,7 +154,7 @@ def test_healed_without_the_disk(tmp_path: Path, is_full: bool, monkeypatch: pyt
     """If the disk takes no writes, the store's bytes go into memory. Once the disk works, the file is healed too."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         damage_file(agent.chunk_file(digest), flip)
         with monkeypatch.context() as patch:
             if is_full:
@@ -166,7 +166,7 @@ def test_healed_without_the_disk(tmp_path: Path, is_full: bool, monkeypatch: pyt
                 assert lease.chunks_by_tier["store"] == 1
             state = agent.wait_for("it was not admitted", lambda state: state.unadmitted_chunks == 1)
             assert (state.healed_chunks, state.leases_refused) == ({"store": 1}, {})
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
         agent.wait_for("it is on NVMe again", lambda state: state.admitted_chunks == 1)
@@ -194,7 +194,7 @@ def damage_pack(agent: RunningAgent, damage: Damage) -> None:
 @pytest.mark.parametrize("damage", KEEPS_LENGTH)
 def test_damaged_pack_is_refused_by_chunk(tmp_path: Path, damage: Damage, verify: Verify) -> None:
     """Damage inside a pack is refused with the chunk's name, every time. Without verification it would be served."""
-    with running(settings_of(tmp_path), verify=verify) as agent:
+    with run_agent(settings_of(tmp_path), verify=verify) as agent:
         agent.publish(VERSION)
         damage_pack(agent, damage)
         if verify is accept_all:
@@ -202,7 +202,7 @@ def test_damaged_pack_is_refused_by_chunk(tmp_path: Path, damage: Damage, verify
                 assert lease.view(0, lease.total_bytes) != VERSION.linear
             return
         for _ in range(2):
-            assert_named(refused(agent), "store")
+            assert_named(expect_refusal(agent), "store")
         state = agent.state()
         assert (state.chunk_faults, state.healed_chunks) == ({"store": {"digest": 4}}, {})
         assert state.refused_chunks == {"chunk_corrupt": 2}
@@ -211,21 +211,21 @@ def test_damaged_pack_is_refused_by_chunk(tmp_path: Path, damage: Damage, verify
 
 def test_truncated_pack_is_refused_by_chunk(tmp_path: Path) -> None:
     """A pack that ends early is refused with the name of a chunk that it lost."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         begin = sum(chunk.length for chunk in VERSION.manifest.chunks[:VICTIM])
         os.truncate(pack_of(agent), begin + PAGE_BYTES)
-        failure = refused(agent)
+        failure = expect_refusal(agent)
         assert failure.remote_code == "chunk_corrupt"
         assert any(digest in failure.message for digest in VERSION.digests[VICTIM:])
 
 
 def test_missing_chunk_is_named(tmp_path: Path) -> None:
     """A chunk that no source has is refused as missing, with its name."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         pack_of(agent).unlink()
-        failure = refused(agent)
+        failure = expect_refusal(agent)
         assert failure.remote_code == "chunk_missing"
         assert failure.message.split()[1] in VERSION.digests
 
@@ -233,11 +233,11 @@ def test_missing_chunk_is_named(tmp_path: Path) -> None:
 def test_corrupt_chunk_harms_no_other_version(tmp_path: Path) -> None:
     """A corrupt chunk does not affect versions that don't use it."""
     healthy = make_version(seed=4)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         damage_pack(agent, flip)
         agent.publish(healthy)
-        refused(agent)
+        expect_refusal(agent)
         with agent.acquire(healthy) as lease:
             assert lease.view(0, lease.total_bytes) == healthy.linear
 
@@ -254,7 +254,7 @@ def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_flipped_bit_is_healed(admitted: Path, victim: int, at: int, bit: int) -> None:
     """Any flipped bit in any chunk on NVMe is healed, in the lease and on NVMe."""
     digest = VERSION.digests[victim]
-    opened: AbstractContextManager[RunningAgent] = running(settings_of(admitted))
+    opened: AbstractContextManager[RunningAgent] = run_agent(settings_of(admitted))
     with opened as agent:
         path = agent.chunk_file(digest)
         good = path.read_bytes()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.weightcache.kit import make_version
-from tests.weightcache.processes import environment, leasing, started
+from tests.weightcache.processes import environment, lease_in_process, start_agent
 
 VERSION = make_version(seed=1)
 SOFT = 64  # file descriptors; enough for an idle agent
@@ -17,7 +17,7 @@ SOFT = 64  # file descriptors; enough for an idle agent
 
 def test_agent_serves_excludes_a_second_and_drains(tmp_path: Path) -> None:
     """The agent grants a lease, refuses a second agent over its directory, drains on SIGTERM, and exits 0."""
-    with started(tmp_path) as agent:
+    with start_agent(tmp_path) as agent:
         agent.publish(VERSION)
         agent.wait_up()
         with agent.acquire(VERSION) as lease:
@@ -37,11 +37,11 @@ def test_agent_serves_excludes_a_second_and_drains(tmp_path: Path) -> None:
 def test_recheck_setting_decides_tag_or_digest(tmp_path: Path, recheck: str, share: int) -> None:
     """With `KELVIN_RECHECK=tag`, a later read from NVMe is recognised by its tag; with `digest`, it is hashed again."""
     total = len(VERSION.linear)
-    with started(tmp_path, KELVIN_RECHECK=recheck) as agent:
+    with start_agent(tmp_path, KELVIN_RECHECK=recheck) as agent:
         agent.publish(VERSION)
         agent.wait_up()
         for recognised in (0, 0, total * share):
-            with leasing(agent, VERSION):
+            with lease_in_process(agent, VERSION):
                 pass
             agent.wait_for("no process holds it", lambda state: state.holders == 0)
             agent.wait_for("it is on NVMe", lambda state: state.nvme.bytes == total)
@@ -52,7 +52,7 @@ def test_recheck_setting_decides_tag_or_digest(tmp_path: Path, recheck: str, sha
 def test_agent_ends_with_its_lifeline(tmp_path: Path) -> None:
     """The agent ends when the other end of its lifeline is closed."""
     end, other = os.pipe()
-    with started(tmp_path, KELVIN_LIFELINE_FD=str(end)) as agent:
+    with start_agent(tmp_path, KELVIN_LIFELINE_FD=str(end)) as agent:
         agent.wait_up()
         os.close(end)
         os.close(other)
@@ -62,7 +62,7 @@ def test_agent_ends_with_its_lifeline(tmp_path: Path) -> None:
 def test_versions_beyond_the_soft_limit(tmp_path: Path) -> None:
     """Each version in memory takes a descriptor. The agent raises its soft limit as far as the hard limit allows."""
     versions = [make_version(seed=number, pages=(1,), files=()) for number in range(2 * SOFT)]
-    with started(tmp_path, within=("sh", "-c", f'ulimit -Sn {SOFT}; exec "$@"', "sh")) as agent:
+    with start_agent(tmp_path, within=("sh", "-c", f'ulimit -Sn {SOFT}; exec "$@"', "sh")) as agent:
         agent.wait_up()
         for version in versions:
             agent.publish(version)

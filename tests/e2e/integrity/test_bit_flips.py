@@ -19,7 +19,7 @@ from tests.e2e.installation_processes import services
 from tests.e2e.installation_state import cache, chunks, replicas, sole_replica
 from tests.e2e.tiny_models import greedy_continuation, make_tiny, prompt_of, text_of
 from tests.process_state import stop
-from tests.weightcache.flips import flipped
+from tests.weightcache.flips import flip_bit_of_process
 
 pytestmark = pytest.mark.deep
 
@@ -101,7 +101,7 @@ def test_a_flip_on_disk_and_one_in_memory(watched: Installation, scratch: Path) 
         )
         try:
             asking.start()
-            flipped(agent(kelvin), memory_bytes, AT)
+            flip_bit_of_process(agent(kelvin), memory_bytes, AT)
             flip_on_disk(kelvin, on_disk)
             both = {"host": {"digest": 1}, "nvme": {"digest": 1}}
             named = [{"tenant": "default", "chunk": in_memory, "pids": [before["pid"]]}]

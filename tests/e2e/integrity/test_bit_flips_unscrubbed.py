@@ -11,7 +11,7 @@ from tests.e2e.https_client import complete
 from tests.e2e.installation_state import cache, sole_replica
 from tests.e2e.integrity.test_bit_flips import AT, MODEL, PROMPT, agent, file, flip_on_disk, injured, serving, state
 from tests.e2e.tiny_models import prompt_of
-from tests.weightcache.flips import byte_at, flipped
+from tests.weightcache.flips import byte_at, flip_bit_of_process
 
 pytestmark = pytest.mark.deep
 
@@ -27,7 +27,7 @@ def test_bit_flips_stay_unseen_without_scrubbing(kelvin: Installation, scratch: 
     serving(kelvin, scratch)
     before, seen = sole_replica(kelvin, MODEL), _seen(kelvin)
     in_memory, memory_bytes, on_disk, _ = injured(kelvin)
-    flipped(agent(kelvin), memory_bytes, AT)
+    flip_bit_of_process(agent(kelvin), memory_bytes, AT)
     flip_on_disk(kelvin, on_disk)
     for _ in range(3):
         assert complete(kelvin, MODEL, prompt_of(PROMPT), max_tokens=4).status == 200

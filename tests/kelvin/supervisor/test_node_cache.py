@@ -13,14 +13,14 @@ from kelvin.blobstore.file_store import FileStore
 from kelvin.ipc.socket_directory import SocketDirectory
 from tests.kelvin.pods import PROMPT, kelvin, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
-from tests.weightcache.kit import TENANT, Version, publish, state_of
+from tests.weightcache.kit import TENANT, Version, publish, read_state
 from weightcache.app.api import State
 
 
 def agent_state(run: Path) -> State:
     """Return the agent's state."""
     with closing(SocketDirectory(run, is_ours=False)) as directory:
-        return asyncio.run(state_of(directory))
+        return asyncio.run(read_state(directory))
 
 
 def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_path: Path) -> None:

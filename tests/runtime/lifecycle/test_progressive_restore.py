@@ -24,7 +24,7 @@ from runtime.surface.served_version import ServedVersion
 from tests.runtime.driving import EventRecorder
 from tests.runtime.restoring import generate, sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama
-from tests.weightcache.kit import HUGE, TENANT, HeldStore, RunningAgent, running, settings_of
+from tests.weightcache.kit import HUGE, TENANT, HeldStore, RunningAgent, run_agent, settings_of
 from weightcache.client import lease as client
 from weightcache.client.lease import Lease
 from weightcache.sources.source import is_digest_of
@@ -91,7 +91,7 @@ def held(tmp_path: Path, seal: SealAttestation, *, right: bool = True) -> Iterat
     """An agent that lacks the version's last chunk until the gate opens; with `right=False` that chunk is corrupt."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     settings = settings_of(tmp_path, slabs=4, slab_bytes=8 * HUGE)
-    with running(settings, store, verify=lambda data, it: is_digest_of(data, it) and (right or it != LAST)) as agent:
+    with run_agent(settings, store, verify=lambda data, it: is_digest_of(data, it) and (right or it != LAST)) as agent:
         agent.publish(VERSION)
         key = attestation_key(TENANT, VERSION.id, seal.fingerprint)
         asyncio.run(agent.store.put_if_absent(key, encode(seal)))

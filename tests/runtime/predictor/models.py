@@ -26,7 +26,7 @@ from runtime.predictor.onnx_session import OnnxSession
 from snapshotter.intake.policy.intake import admit
 from tests.runtime.restoring import sealed_lease
 from tests.runtime.versions import MemoryLease
-from tests.weightcache.kit import Version, padded
+from tests.weightcache.kit import Version, pad
 
 OPSETS = (helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3))
 FLOAT, STRING, INT64 = TensorProto.FLOAT, TensorProto.STRING, TensorProto.INT64
@@ -112,7 +112,7 @@ def version_of(model: Any, signature: bytes | None = None) -> Version:
     pinned, bodies, at = [], [], 0
     for path, content in sorted(files.items()):
         pinned.append(PinnedFile(path, at, len(content), blake3(content).hexdigest()))
-        bodies.append(padded(content))
+        bodies.append(pad(content))
         at += len(bodies[-1])
     manifest = Manifest(
         format=1,

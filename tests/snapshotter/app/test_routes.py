@@ -45,11 +45,11 @@ from tests.snapshotter.bench import Bench
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import (
     House,
-    announced,
+    announce_digests,
+    make_plan,
     open_house,
-    planned,
     post,
-    principal,
+    principal_of,
     problem,
     push_whole,
     settings_for,
@@ -197,9 +197,9 @@ def test_a_version_that_claims_too_much_is_not_laid_out(house: House) -> None:
     [
         pytest.param({}, 401, id="no caller"),
         pytest.param({"x-kelvin-principal": "{}"}, 400, id="an incomplete caller"),
-        pytest.param(principal(TENANT, Scope.INFER), 403, id="a key for inference"),
-        pytest.param(principal("Not a label"), 400, id="a tenant that is no label"),
-        pytest.param(principal("../up"), 400, id="a tenant that is a path"),
+        pytest.param(principal_of(TENANT, Scope.INFER), 403, id="a key for inference"),
+        pytest.param(principal_of("Not a label"), 400, id="a tenant that is no label"),
+        pytest.param(principal_of("../up"), 400, id="a tenant that is a path"),
     ],
 )
 @pytest.mark.parametrize(
@@ -221,10 +221,10 @@ def test_every_route_requires_a_pusher(
 def test_tenants_are_apart(house: House) -> None:
     """Another tenant's plan is unknown in every call, and its chunks are missing for all others."""
     with house.client("alpha") as alpha, house.client("beta") as beta:
-        plan = planned(alpha)
+        plan = make_plan(alpha)
         digests = digests_of(plan, Model().files())
         body = MissingRequest(digests=digests)
-        opened = announced(alpha, plan, digests)
+        opened = announce_digests(alpha, plan, digests)
         for answer in (
             post(beta, f"/plans/{plan.plan_id}/missing", body),
             post(beta, f"/plans/{opened.plan_id}/missing", body),
@@ -233,8 +233,8 @@ def test_tenants_are_apart(house: House) -> None:
         ):
             assert problem(answer)[:2] == (404, "not_found")
         push_whole(alpha, plan)
-        theirs = planned(beta)
-        missing = announced(beta, theirs, digests)
+        theirs = make_plan(beta)
+        missing = announce_digests(beta, theirs, digests)
         assert not missing.exists
         pinned = {piece.path for chunk in theirs.chunks for piece in chunk.pieces if piece.path.endswith(".json")}
         weights = [chunk for chunk in theirs.chunks if not {piece.path for piece in chunk.pieces} & pinned]
@@ -249,25 +249,25 @@ def test_control_shared_catalog_reveals_chunks(tmp_path: Path, monkeypatch: pyte
         return await real_stored_chunks(self, "alpha")
 
     with open_house(settings_for(tmp_path)) as house, house.client("alpha") as alpha, house.client("beta") as beta:
-        digests = digests_of(planned(alpha), Model().files())
-        before = announced(alpha, planned(alpha), digests)
-        push_whole(alpha, planned(alpha))
-        assert announced(beta, planned(beta), digests).digests == before.digests
+        digests = digests_of(make_plan(alpha), Model().files())
+        before = announce_digests(alpha, make_plan(alpha), digests)
+        push_whole(alpha, make_plan(alpha))
+        assert announce_digests(beta, make_plan(beta), digests).digests == before.digests
         monkeypatch.setattr(Catalog, "stored_chunks", one_for_all)
-        assert announced(beta, planned(beta), digests).digests == ()
+        assert announce_digests(beta, make_plan(beta), digests).digests == ()
 
 
 def test_chunks_are_checked(house: House) -> None:
     """A chunk is accepted only if it was announced, and only with its length and digest."""
     files = Model().files()
     with house.client("chunks") as client:
-        plan = planned(client)
+        plan = make_plan(client)
         digests = digests_of(plan, files)
         last = plan.chunks[-1]
         good = assemble(last, files)
         url = f"/push/v1/plans/{plan.plan_id}/chunks"
         assert problem(client.put(f"{url}/{digests[-1]}", content=good))[:2] == (409, "conflict")
-        url = f"/push/v1/plans/{announced(client, plan, digests).plan_id}/chunks"
+        url = f"/push/v1/plans/{announce_digests(client, plan, digests).plan_id}/chunks"
         assert problem(client.put(f"{url}/{digests[-1]}", content=good[:-1]))[0] == 400
         assert problem(client.put(f"{url}/{digests[-1]}", content=good + b"\0"))[:2] == (413, "request_too_large")
         flipped = bytes([good[0] ^ 1]) + good[1:]
@@ -282,11 +282,11 @@ def test_padding_is_checked(house: House) -> None:
     """A chunk with the right digest, but with bytes in its padding, is refused."""
     files = Model().files()
     with house.client("padding") as client:
-        plan = planned(client)
+        plan = make_plan(client)
         assert plan.chunks[-1].pieces[-1].pad
         wrong_padding = assemble(plan.chunks[-1], files)[:-1] + b"x"
         digests = (*digests_of(plan, files)[:-1], blake3(wrong_padding).hexdigest())
-        push_id = announced(client, plan, digests).plan_id
+        push_id = announce_digests(client, plan, digests).plan_id
         answer = client.put(f"/push/v1/plans/{push_id}/chunks/{digests[-1]}", content=wrong_padding)
         assert "padding must be zeros" in problem(answer)[2]
 
@@ -296,7 +296,7 @@ def test_digests_are_checked(house: House, call: str) -> None:
     """There must be one digest per chunk, and the small files must be those of the plan."""
     files = Model().files()
     with house.client("digests") as client:
-        plan = planned(client)
+        plan = make_plan(client)
         digests = digests_of(plan, files)
         other = digests_of(plan, files | {"config.json": files["config.json"].replace(b"Toy", b"Bad")})
         assert other[0] != digests[0]
@@ -309,9 +309,9 @@ def test_digests_are_checked(house: House, call: str) -> None:
 def test_commit_without_all_chunks_is_a_conflict(house: House) -> None:
     """A commit without all chunks is a conflict. After the chunks were sent, it succeeds."""
     with house.client("early") as client:
-        plan = planned(client)
+        plan = make_plan(client)
         digests = digests_of(plan, Model().files())
-        push_id = announced(client, plan, digests).plan_id
+        push_id = announce_digests(client, plan, digests).plan_id
         for early in (plan.plan_id, push_id):
             answer = post(client, f"/plans/{early}/commit", CommitRequest(digests=digests))
             assert problem(answer)[:2] == (409, "conflict")
@@ -319,7 +319,7 @@ def test_commit_without_all_chunks_is_a_conflict(house: House) -> None:
         assert first["created"]
         again = post(client, f"/plans/{push_id}/commit", CommitRequest(digests=digests))
         assert again.json() == first  # a client that lost its answer may ask again
-        once_more = push_whole(client, planned(client))
+        once_more = push_whole(client, make_plan(client))
         assert once_more == {**first, "created": False, "new_chunks": 0}
 
 
@@ -330,11 +330,11 @@ def test_passing_failures_can_be_repeated(house: House) -> None:
         refused = post(client, "/plans", Model().request())
         assert problem(refused)[:2] == (503, "unavailable")
         assert refused.headers["retry-after"] == "2"
-        plan = planned(client)
+        plan = make_plan(client)
         digests = digests_of(plan, Model().files())
         with pytest.raises(AssertionError, match="standby"):
             push_whole(client, plan)
-        push_id = announced(client, plan, digests).plan_id
+        push_id = announce_digests(client, plan, digests).plan_id
         answer = post(client, f"/plans/{push_id}/commit", CommitRequest(digests=digests))
         assert answer.status_code == 200
 
@@ -358,7 +358,7 @@ def test_undecodable_body_is_a_client_error(house: House, body: bytes, status: i
 def test_body_with_a_huge_length_is_refused(house: House) -> None:
     """The body is refused by its Content-Length before it is read."""
     with house.directory.connect(SOCKET) as raw:
-        header = principal("claims")["x-kelvin-principal"]
+        header = principal_of("claims")["x-kelvin-principal"]
         raw.sendall(
             f"POST /push/v1/plans HTTP/1.1\r\nhost: x\r\nx-kelvin-principal: {header}\r\n"
             f"content-length: {1 << 40}\r\n\r\n".encode()
@@ -370,12 +370,12 @@ def test_broken_connection_stores_nothing(house: House) -> None:
     """A connection that breaks within a chunk stores nothing, and the next client is served."""
     files = Model().files()
     with house.client("cut") as client:
-        plan = planned(client)
+        plan = make_plan(client)
         digests = digests_of(plan, files)
-        push_id = announced(client, plan, digests).plan_id
+        push_id = announce_digests(client, plan, digests).plan_id
         good = assemble(plan.chunks[-1], files)
         with house.directory.connect(SOCKET) as raw:
-            header = principal("cut")["x-kelvin-principal"]
+            header = principal_of("cut")["x-kelvin-principal"]
             raw.sendall(
                 f"PUT /push/v1/plans/{push_id}/chunks/{digests[-1]} HTTP/1.1\r\nhost: x\r\n"
                 f"x-kelvin-principal: {header}\r\ncontent-length: {len(good)}\r\n\r\n".encode()
@@ -384,13 +384,13 @@ def test_broken_connection_stores_nothing(house: House) -> None:
             raw.shutdown(socket.SHUT_WR)
             while raw.recv(4096):  # until the server has seen the end
                 continue
-        assert digests[-1] in announced(client, plan, digests).digests
+        assert digests[-1] in announce_digests(client, plan, digests).digests
         push_whole(client, plan)
 
 
 def test_unfinished_plans_do_not_delay_other_tenants(house: House) -> None:
     """As many unfinished plans as are judged at once do not keep another tenant's plan waiting."""
-    header = principal("slow")["x-kelvin-principal"]
+    header = principal_of("slow")["x-kelvin-principal"]
     with ExitStack() as stack:
         for _ in range(MAX_PLANS):
             raw = stack.enter_context(house.directory.connect(SOCKET))
@@ -399,7 +399,7 @@ def test_unfinished_plans_do_not_delay_other_tenants(house: House) -> None:
                 "content-length: 1000\r\n\r\n{".encode()
             )
         with house.client("quick") as client:
-            planned(client)
+            make_plan(client)
 
 
 def test_unfinished_chunks_do_not_delay_other_tenants(house: House) -> None:
@@ -407,9 +407,9 @@ def test_unfinished_chunks_do_not_delay_other_tenants(house: House) -> None:
     with ExitStack() as stack:
         for tenant in ("slow-a", "slow-b"):
             with house.client(tenant) as client:
-                plan = planned(client)
-                missing = announced(client, plan, digests_of(plan, Model().files()))
-            header = principal(tenant)["x-kelvin-principal"]
+                plan = make_plan(client)
+                missing = announce_digests(client, plan, digests_of(plan, Model().files()))
+            header = principal_of(tenant)["x-kelvin-principal"]
             for _ in range(MAX_CHUNKS // 2):
                 raw = stack.enter_context(house.directory.connect(SOCKET))
                 raw.sendall(
@@ -417,7 +417,7 @@ def test_unfinished_chunks_do_not_delay_other_tenants(house: House) -> None:
                     f"x-kelvin-principal: {header}\r\ncontent-length: {plan.chunks[-1].length}\r\n\r\n.".encode()
                 )
         with house.client("quick") as client:
-            push_whole(client, planned(client))
+            push_whole(client, make_plan(client))
 
 
 def test_service_is_healthy_and_ready(house: House) -> None:
@@ -433,19 +433,19 @@ def test_equal_pushes_are_one(house: House) -> None:
     """Equal pushes, repeated or concurrent, share plan and push. Chunks stay missing until they are stored."""
     files = Model().files()
     with house.client("twins") as client:
-        plan, again = planned(client), planned(client)
+        plan, again = make_plan(client), make_plan(client)
         digests = digests_of(plan, files)
         assert plan == again
-        first, second = announced(client, plan, digests), announced(client, again, digests)
+        first, second = announce_digests(client, plan, digests), announce_digests(client, again, digests)
         assert first == second
-        assert announced(client, structs.replace(plan, plan_id=first.plan_id), digests) == first
+        assert announce_digests(client, structs.replace(plan, plan_id=first.plan_id), digests) == first
         data = assemble(plan.chunks[-1], files)
         url = f"/push/v1/plans/{first.plan_id}/chunks/{digests[-1]}"
         assert client.put(url, content=data).status_code == 204
-        assert set(announced(client, plan, digests).digests) == set(first.digests) - {digests[-1]}
+        assert set(announce_digests(client, plan, digests).digests) == set(first.digests) - {digests[-1]}
         committed = push_whole(client, plan)
         assert (committed["version"], first.exists) == (first.version, False)
-        assert announced(client, planned(client), digests).exists
+        assert announce_digests(client, make_plan(client), digests).exists
 
 
 def test_one_of_two_racing_pushes_says_created(house: House, tmp_path: Path) -> None:
@@ -469,12 +469,12 @@ def test_dry_run_keeps_nothing(house: House) -> None:
     """A dry run is judged, planned and compared like a push. It keeps nothing and accepts no chunk."""
     files = Model().files()
     with house.client("dry") as client:
-        real = planned(client)
+        real = make_plan(client)
         digests = digests_of(real, files)
-        want = announced(client, real, digests)
+        want = announce_digests(client, real, digests)
     with house.client("drier") as client:
         plan = decode(post(client, "/plans", structs.replace(Model().request(), dry_run=True)).content, Plan)
-        missing = announced(client, plan, digests)
+        missing = announce_digests(client, plan, digests)
         assert (missing.version, missing.exists) == (want.version, False)
         assert missing.plan_id == plan.plan_id != want.plan_id
         assert missing.digests == want.digests
@@ -512,13 +512,13 @@ def test_open_pushes_are_bounded(tmp_path: Path) -> None:
         return Model(more={"generation_config.json": b'{"top_k": %d}' % number})
 
     with open_house(settings_for(tmp_path, plans_per_tenant=2)) as house, house.client() as client:
-        plans = [planned(client, other(number)) for number in range(2)]
+        plans = [make_plan(client, other(number)) for number in range(2)]
         for number, plan in enumerate(plans):
-            announced(client, plan, digests_of(plan, other(number).files()))
-        third = planned(client, other(2))
+            announce_digests(client, plan, digests_of(plan, other(number).files()))
+        third = make_plan(client, other(2))
         body = MissingRequest(digests=digests_of(third, other(2).files()))
         assert problem(post(client, f"/plans/{third.plan_id}/missing", body))[:2] == (503, "overloaded")
-        push_whole(client, planned(client, other(0)), other(0).files())
+        push_whole(client, make_plan(client, other(0)), other(0).files())
         assert post(client, f"/plans/{third.plan_id}/missing", body).status_code == 200
 
 
@@ -528,11 +528,11 @@ async def client_of(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
     install_failure_handlers(app)
     app.include_router(push_routes(bench.pushes))
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://bench", headers=principal()) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://bench", headers=principal_of()) as client:
         yield client
 
 
-async def planned_on(client: httpx.AsyncClient) -> tuple[str, bytes]:
+async def make_plan_on(client: httpx.AsyncClient) -> tuple[str, bytes]:
     """Return the path of a new plan, and the body for `missing`."""
     answer = await client.post("/push/v1/plans", content=encode(Model().request()))
     plan = decode(answer.raise_for_status().content, Plan)
@@ -553,12 +553,12 @@ async def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(bench.jobs, "read_limits", limits)
     async with client_of(bench) as client:
-        path, body = await planned_on(client)
+        path, body = await make_plan_on(client)
         calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(MAX_RECORDS)]
         await eventually(lambda: inside >= MAX_RECORDS // 2)
         # of another tenant, which has free turns; meanwhile the calls above could go on
         for _ in range(MAX_RECORDS):
-            answer = await client.get(f"{path}/manifest", headers=principal("umbrella"))
+            answer = await client.get(f"{path}/manifest", headers=principal_of("umbrella"))
             assert answer.status_code == 404
         go.set()
         assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * MAX_RECORDS
@@ -569,7 +569,7 @@ async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path
     """Otherwise clients that do not read their answers would fill the memory."""
     bench = Bench.over(tmp_path)
     async with client_of(bench) as client:
-        path, body = await planned_on(client)
+        path, body = await make_plan_on(client)
         missing = decode((await client.post(f"{path}/missing", content=body)).content, Missing)
         path = f"/push/v1/plans/{missing.plan_id}/manifest"
         length = len((await client.get(path)).raise_for_status().content)

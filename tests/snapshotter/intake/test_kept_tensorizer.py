@@ -17,7 +17,7 @@ from snapshotter.intake.policy.kept_tensorizer import file_parts, has_weights_of
 from snapshotter.intake.policy.layout import assemble, lay_out
 from snapshotter.intake.policy.tensors_index import parse_index
 from tests.snapshotter.models import Model, default_weights, weight
-from tests.snapshotter.tensors_files import TensorsFile, kept
+from tests.snapshotter.tensors_files import TensorsFile, make_kept_push
 
 WEIGHTS = default_weights() | {"model.large": weight((5000,), 7, "BF16"), "model.none": weight((0, 2), 8)}
 MODEL = Model(shards={"model.safetensors": WEIGHTS})
@@ -53,23 +53,23 @@ def refusal(request: PlanRequest, whole: WholeFile) -> str:
 
 def test_kept_file_has_all_bytes_outside_tensors() -> None:
     """The rest is all bytes that belong to no tensor."""
-    files, request = kept(MODEL, FILE)
+    files, request = make_kept_push(MODEL, FILE)
     whole = admit(request).kept_tensorizer
     assert whole is not None
     tensors = sum(len(tensor.data) for tensor in WEIGHTS.values())
     assert (whole.size, len(whole.rest)) == (len(files["toy.tensors"]), len(files["toy.tensors"]) - tensors)
     assert whole.rest.startswith(b"|TZR|")
-    assert admit(kept(MODEL, FILE, keep=False)[1]).kept_tensorizer is None
+    assert admit(make_kept_push(MODEL, FILE, keep=False)[1]).kept_tensorizer is None
 
 
 def test_wrong_bytes_between_tensors_are_refused() -> None:
     """A description that is too short, too long, of other headers, or of another kind of file is refused."""
-    _, request = kept(MODEL, FILE)
+    _, request = make_kept_push(MODEL, FILE)
     whole = request.weights[0].whole
     assert whole is not None
     for between in (whole.between[:-1], whole.between + b"x", b""):
         assert "belong to no tensor" in refusal(request, structs.replace(whole, between=between))
-    other = kept(MODEL, replace(FILE, kind=0))[1].weights[0].whole
+    other = make_kept_push(MODEL, replace(FILE, kind=0))[1].weights[0].whole
     assert other is not None
     assert "differs from the index" in refusal(request, other)
     safetensors = MODEL.request()

@@ -18,12 +18,12 @@ from tests.snapshotter.maintenance.test_fsck import check
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.reader import assert_whole, chunks_of, spans_of, versions_of
 from tests.snapshotter.sender import TENANT, Opened, commit, open_push, send
-from tests.snapshotter.tensors_files import TensorsFile, kept
+from tests.snapshotter.tensors_files import TensorsFile, make_kept_push
 
 WEIGHTS = default_weights() | {"model.large": weight((5000,), 7, "BF16")}
 MODEL = Model(shards={"model.safetensors": WEIGHTS})
 FILE = TensorsFile(dict(reversed(WEIGHTS.items())))
-FILES, REQUEST = kept(MODEL, FILE)
+FILES, REQUEST = make_kept_push(MODEL, FILE)
 RAW = FILES["toy.tensors"]
 NAME = f"{blake3(RAW).hexdigest()}.tensors"
 
@@ -66,7 +66,7 @@ def test_kept_file_is_stored_beside_packs(tmp_path: Path) -> None:
 def test_repeated_tensors_are_kept(tmp_path: Path) -> None:
     """Equal tensors are one chunk in two places of the file, and the whole file is stored."""
     twins = {f"model.twin.{n}": weight((2048,), 5) for n in range(3)}
-    files, request = kept(Model(shards={"model.safetensors": WEIGHTS | twins}), TensorsFile(WEIGHTS | twins))
+    files, request = make_kept_push(Model(shards={"model.safetensors": WEIGHTS | twins}), TensorsFile(WEIGHTS | twins))
     push_kept(Bench.over(tmp_path), files, request)
     assert files["toy.tensors"] in packs(tmp_path).values()
     assert_whole(tmp_path / "store", TENANT)
@@ -111,7 +111,7 @@ def test_another_layout_keeps_an_index_that_could_not_be_read(tmp_path: Path, mo
     assert check(tmp_path)[0] == []
 
 
-def refused(act: object) -> Refused:
+def expect_refusal(act: object) -> Refused:
     with pytest.raises(Refused) as caught:
         act()  # type: ignore[operator]
     return caught.value
@@ -123,7 +123,7 @@ def test_file_with_another_digest_is_refused(tmp_path: Path) -> None:
     assert whole is not None
     for wrong in (structs.replace(whole, digest="0" * 64), structs.replace(whole, between=whole.between[:-1] + b"x")):
         weights = (structs.replace(REQUEST.weights[0], whole=wrong),)
-        refusal = refused(lambda weights=weights: push_kept(
+        refusal = expect_refusal(lambda weights=weights: push_kept(
             Bench.over(tmp_path), FILES, structs.replace(REQUEST, weights=weights)
         ))  # fmt: skip
         assert isinstance(refusal.failure, ArtifactRejected)
@@ -139,12 +139,13 @@ def test_false_claim_about_a_stored_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "store" / TENANT / "index").iterdir():
         path.unlink()
     other = WEIGHTS | {"model.large": weight((5000,), 8, "BF16")}
-    files, request = kept(Model(shards={"model.safetensors": other}), TensorsFile(dict(reversed(other.items()))))
+    tensors_file = TensorsFile(dict(reversed(other.items())))
+    files, request = make_kept_push(Model(shards={"model.safetensors": other}), tensors_file)
     whole = request.weights[0].whole
     assert whole is not None
     wrong_digest = structs.replace(whole, digest=NAME.removesuffix(".tensors"))
     request = structs.replace(request, weights=(structs.replace(request.weights[0], whole=wrong_digest),))
-    refusal = refused(lambda: push_kept(Bench.over(tmp_path), files, request))
+    refusal = expect_refusal(lambda: push_kept(Bench.over(tmp_path), files, request))
     assert isinstance(refusal.failure, ArtifactRejected)
     assert not (tmp_path / "store" / TENANT / "index" / NAME).exists()
     push_kept(Bench.over(tmp_path))

@@ -148,10 +148,10 @@ class LyingStore(MortalStore):
         assert not isinstance(data, bytes)
         whole = bytearray(b"".join([piece async for piece in data]))
         whole[5] ^= 1
-        return await unverified(self).put_if_absent(key, bytes(whole))
+        return await store_without_verification(self).put_if_absent(key, bytes(whole))
 
 
-def unverified(store: MortalStore) -> BlobStore:
+def store_without_verification(store: MortalStore) -> BlobStore:
     assert isinstance(store.inner, VerifyingStore)
     return store.inner._inner
 

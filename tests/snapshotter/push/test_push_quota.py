@@ -22,10 +22,10 @@ from snapshotter.intake.policy.quota import PromisedBytes
 from snapshotter.push.commits import digest_of_list
 from snapshotter.push.staging import IDLE_S, Staging
 from tests.snapshotter.bench import Bench
-from tests.snapshotter.house import House, open_house, planned, post, settings_for
+from tests.snapshotter.house import House, make_plan, open_house, post, settings_for
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.sender import TENANT, digests_of, open_push, send
-from tests.snapshotter.store.test_attestation_store import PUBLISHER, attest, opened_push, statement
+from tests.snapshotter.store.test_attestation_store import PUBLISHER, attest, open_model_push, statement
 
 
 def models(count: int) -> list[Model]:
@@ -89,18 +89,18 @@ def test_control_without_promises_pushes_exceed_the_quota(tmp_path: Path, monkey
 
 def ask_missing(client: httpx.Client, model: Model) -> tuple[Plan, httpx.Response]:
     """Plan a push and ask for its missing chunks."""
-    plan = planned(client, model)
+    plan = make_plan(client, model)
     return plan, post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests_of(plan, model.files())))
 
 
-def refused(answer: httpx.Response) -> str:
+def read_refusal(answer: httpx.Response) -> str:
     assert answer.status_code == 507, answer.text
     assert answer.json()["code"] == "storage_quota_exceeded"
     detail: str = answer.json()["detail"]
     return detail
 
 
-def staged(house: House) -> list[str]:
+def list_staged(house: House) -> list[str]:
     return [path.name for path in (house.data / "staging" / TENANT).glob("*/declared.json")]
 
 
@@ -116,9 +116,9 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
             push_directory(model.write(tmp_path / str(number)), "toy", client, Progress())
         used = stored_bytes(house.data)
         plan, answer = ask_missing(client, third)
-        assert f"{used} bytes are stored or promised to open pushes, " in refused(answer)
-        assert f"the limit is {2 * size}" in refused(answer)
-        assert staged(house) == []
+        assert f"{used} bytes are stored or promised to open pushes, " in read_refusal(answer)
+        assert f"the limit is {2 * size}" in read_refusal(answer)
+        assert list_staged(house) == []
         digest = digests_of(plan, third.files())[-1]
         put = client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digest}", content=b"")
         assert put.status_code == 409
@@ -139,11 +139,11 @@ def test_a_tenants_own_limit(tmp_path: Path) -> None:
     size = bytes_of_one(tmp_path)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=size // 2)
     with open_house(settings) as house, house.client() as client:
-        refused(ask_missing(client, model)[1])
+        read_refusal(ask_missing(client, model)[1])
         house.control.limits[TENANT] = TenantLimits(store_bytes=2 * size)
         assert ask_missing(client, model)[1].status_code == 200
         house.control.limits[TENANT] = TenantLimits(store_bytes=10)
-        assert "the limit is 10" in refused(ask_missing(client, model)[1])
+        assert "the limit is 10" in read_refusal(ask_missing(client, model)[1])
         house.control.failures["limits"] = [Unavailable("the control plane")]
         assert ask_missing(client, model)[1].status_code == 503
 
@@ -157,7 +157,7 @@ def test_restarted_service_counts_promises(tmp_path: Path) -> None:
         push_directory(first.write(tmp_path / "first"), "toy", client, Progress())
         assert ask_missing(client, second)[1].status_code == 200
     with open_house(settings) as house, house.client() as client:
-        refused(ask_missing(client, third)[1])
+        read_refusal(ask_missing(client, third)[1])
         assert ask_missing(client, second)[1].status_code == 200  # the same push has its promise already
 
 
@@ -167,12 +167,12 @@ def test_idle_push_makes_room(tmp_path: Path) -> None:
     settings = settings_for(tmp_path / "data", tenant_store_bytes=3 * bytes_of_one(tmp_path) // 2)
     with open_house(settings) as house, house.client() as client:
         assert ask_missing(client, first)[1].status_code == 200
-        refused(ask_missing(client, second)[1])
+        read_refusal(ask_missing(client, second)[1])
         (push,) = (house.data / "staging" / TENANT).glob("*/declared.json")
         idle(push.parent)
         assert ask_missing(client, second)[1].status_code == 200
-        assert len(staged(house)) == 1
-        refused(ask_missing(client, first)[1])
+        assert len(list_staged(house)) == 1
+        read_refusal(ask_missing(client, first)[1])
 
 
 class InterruptingStore:
@@ -227,7 +227,7 @@ def test_statements_count_in_the_quota(tmp_path: Path) -> None:
     settings = settings_for(tmp_path / "data", tenant_store_bytes=limit)
 
     def say(client: httpx.Client, model: Model, numbers: Sequence[int]) -> list[httpx.Response]:
-        push_id, version = opened_push(client, model)
+        push_id, version = open_model_push(client, model)
         bundles = [bytes([number]) * MAX_BUNDLE_BYTES for number in numbers]
         return [
             attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, statement(each)), each) for each in bundles
@@ -239,13 +239,13 @@ def test_statements_count_in_the_quota(tmp_path: Path) -> None:
     with open_house(settings) as house, house.client() as client:
         answers = [*say(client, first, range(6)), *say(client, second, range(6))]
         assert [answer.status_code for answer in answers] == [204] * 9 + [507] * 3
-        assert f"the limit is {limit}" in refused(answers[-1])
+        assert f"the limit is {limit}" in read_refusal(answers[-1])
         assert kept(house) <= limit
         assert [answer.status_code for answer in say(client, first, range(6))] == [204] * 6
         house.control.limits[TENANT] = TenantLimits(store_bytes=kept(house))
-        refused(ask_missing(client, third)[1])
+        read_refusal(ask_missing(client, third)[1])
     with open_house(settings) as house, house.client() as client:
-        refused(say(client, third, [0])[0])
+        read_refusal(say(client, third, [0])[0])
 
 
 def idle(push: Path) -> None:

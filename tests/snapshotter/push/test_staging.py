@@ -45,7 +45,7 @@ def record(tenant: str = "acme", plan_id: str | None = None) -> PlanRecord:
     )
 
 
-def opened(
+def open_staged_push(
     staging: Staging, tenant: str = "acme", now_s: float = 0.0, plan_id: str | None = None, **chunks: bytes
 ) -> str:
     """Open a push that was last active at `now_s`, with these chunks staged."""
@@ -85,8 +85,8 @@ def test_staged_push_survives_a_restart(tmp_path: Path) -> None:
 def test_tenants_are_apart(tmp_path: Path) -> None:
     """Another tenant's plan id is unknown, and its chunks are not adopted."""
     staging = Staging(tmp_path, 2)
-    theirs = opened(staging, "acme", a=b"one")
-    mine = opened(staging, "umbrella")
+    theirs = open_staged_push(staging, "acme", a=b"one")
+    mine = open_staged_push(staging, "umbrella")
     assert failure_of(staging.load_plan, "umbrella", theirs) == NotFound("plan", theirs)
     assert staging.link_staged("umbrella", mine, [A]) == set()
     assert isinstance(failure_of(staging.read_chunk, "umbrella", mine, A), Conflict)
@@ -101,8 +101,8 @@ def test_malformed_plan_id_is_unknown(tmp_path: Path, plan_id: str) -> None:
 def test_interrupted_push_is_resumed(tmp_path: Path) -> None:
     """A new plan of the tenant adopts an older plan's chunks, and keeps them when the older plan is dropped."""
     staging = Staging(tmp_path, 3)
-    older = opened(staging, a=b"one", b=b"two")
-    newer = opened(staging)
+    older = open_staged_push(staging, a=b"one", b=b"two")
+    newer = open_staged_push(staging)
     assert staging.link_staged("acme", newer, [A, C]) == {A}
     staging.drop("acme", older)
     assert staging.read_chunk("acme", newer, A) == b"one"
@@ -111,12 +111,13 @@ def test_interrupted_push_is_resumed(tmp_path: Path) -> None:
 def test_open_pushes_are_bounded(tmp_path: Path) -> None:
     """The push that was idle longest makes room. A push in use or lately active does not."""
     staging = Staging(tmp_path, 2)
-    first, second = opened(staging, now_s=0.0), opened(staging, now_s=10.0)
-    assert failure_of(opened, staging, "acme", IDLE_S - 1) == Overloaded("the list of open pushes", 2, 30.0)
-    opened(staging, "umbrella", IDLE_S - 1)  # each tenant has its own bound
+    first, second = open_staged_push(staging, now_s=0.0), open_staged_push(staging, now_s=10.0)
+    assert failure_of(open_staged_push, staging, "acme", IDLE_S - 1) == Overloaded("the list of open pushes", 2, 30.0)
+    open_staged_push(staging, "umbrella", IDLE_S - 1)  # each tenant has its own bound
     with staging.pin(first):
-        assert failure_of(opened, staging, "acme", IDLE_S + 1) == Overloaded("the list of open pushes", 2, 30.0)
-        third = opened(staging, now_s=IDLE_S + 10)
+        failure = failure_of(open_staged_push, staging, "acme", IDLE_S + 1)
+        assert failure == Overloaded("the list of open pushes", 2, 30.0)
+        third = open_staged_push(staging, now_s=IDLE_S + 10)
         assert isinstance(failure_of(staging.load_plan, "acme", second), NotFound)
     staging.load_plan("acme", first)
     staging.load_plan("acme", third)
@@ -126,7 +127,7 @@ def test_open_pushes_are_bounded(tmp_path: Path) -> None:
 def test_plans_make_room_at_once(tmp_path: Path) -> None:
     """A plan without a push is never in the way: the oldest plan is dropped, and no push is."""
     staging = Staging(tmp_path, 2)
-    push = opened(staging)
+    push = open_staged_push(staging)
     plans = [record() for _ in range(3)]
     for at, plan in enumerate(plans):
         staging.open_plan(plan, {}, float(at))
@@ -139,15 +140,15 @@ def test_plans_make_room_at_once(tmp_path: Path) -> None:
 def test_repeated_push_takes_no_more_room(tmp_path: Path) -> None:
     """A repeated push takes no more room, and finds its chunks staged."""
     staging = Staging(tmp_path, 1)
-    push = opened(staging, plan_id="0" * 32, a=b"one")
-    assert opened(staging, plan_id="0" * 32) == push
+    push = open_staged_push(staging, plan_id="0" * 32, a=b"one")
+    assert open_staged_push(staging, plan_id="0" * 32) == push
     assert staging.read_chunk("acme", push, A) == b"one"
 
 
 def test_sweep_removes_idle_pushes(tmp_path: Path) -> None:
     """A push that is idle for too long is removed, unless a commit holds it."""
     staging = Staging(tmp_path, 4)
-    old, held, young = (opened(staging, now_s=at) for at in (0.0, 0.0, 60.0))
+    old, held, young = (open_staged_push(staging, now_s=at) for at in (0.0, 0.0, 60.0))
     with staging.pin(held):
         assert staging.sweep(now_s=101.0, max_age_s=100.0) == 1
     assert isinstance(failure_of(staging.load_plan, "acme", old), NotFound)
@@ -159,10 +160,10 @@ def test_sweep_removes_idle_pushes(tmp_path: Path) -> None:
 def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
     """A push with a time in the future counts as idle from the first sweep, so it soon makes room."""
     staging = Staging(tmp_path, 1)
-    ahead = opened(staging, now_s=3e9)
+    ahead = open_staged_push(staging, now_s=3e9)
     assert staging.sweep(now_s=100.0, max_age_s=1e6) == 0
-    assert isinstance(failure_of(opened, staging, "acme", 101.0), Overloaded)
-    opened(staging, now_s=100.0 + IDLE_S)
+    assert isinstance(failure_of(open_staged_push, staging, "acme", 101.0), Overloaded)
+    open_staged_push(staging, now_s=100.0 + IDLE_S)
     assert isinstance(failure_of(staging.load_plan, "acme", ahead), NotFound)
 
 
@@ -230,7 +231,7 @@ def test_disk_errors_are_refused_by_cause(
 def test_a_kill_leaves_no_half_chunk(tmp_path: Path) -> None:
     """A `put` that is killed before its last step leaves nothing under the digest."""
     staging = Staging(tmp_path, 2)
-    plan = opened(staging)
+    plan = open_staged_push(staging)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), plan, A], timeout=60, check=False)
     assert killed.returncode == -9
     assert os.listdir(tmp_path / "acme" / plan / "chunks")  # the write had begun
@@ -242,7 +243,7 @@ def test_a_kill_leaves_no_half_plan(tmp_path: Path) -> None:
     (tmp_path / "acme" / f".{'0' * 32}" / "chunks").mkdir(parents=True)
     staging = Staging(tmp_path, 1)
     assert os.listdir(tmp_path / "acme") == []
-    plan = opened(staging, a=b"one")
+    plan = open_staged_push(staging, a=b"one")
     (tmp_path / "acme" / plan / "chunks" / f".{B}.0").write_bytes(b"tw")
     Staging(tmp_path, 1)
     assert os.listdir(tmp_path / "acme" / plan / "chunks") == [A]
@@ -268,7 +269,7 @@ class Machine(RuleBasedStateMachine):
         self.now_s += wait_s
         self.made += 1
         try:
-            plan = opened(self.staging, tenant, self.now_s, f"{self.made:032x}")
+            plan = open_staged_push(self.staging, tenant, self.now_s, f"{self.made:032x}")
         except Refused as refused:
             if not isinstance(refused.failure, Overloaded):
                 raise

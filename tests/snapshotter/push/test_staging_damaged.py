@@ -16,7 +16,7 @@ from snapshotter.app.settings import SnapshotterSettings
 from snapshotter.push.staging import IDLE_S, Staging
 from tests.eventually import eventually
 from tests.snapshotter.bench import DirectJobs
-from tests.snapshotter.push.test_staging import PAGE_CHUNK, A, B, failure_of, opened, record
+from tests.snapshotter.push.test_staging import PAGE_CHUNK, A, B, failure_of, open_staged_push, record
 
 
 def refusing(number: int) -> Callable[..., None]:
@@ -35,17 +35,17 @@ def test_read_only_disk_ends_the_search_for_room(tmp_path: Path, monkeypatch: py
     if kind == "plan":
         staging.open_plan(record(), {}, 0.0)
     else:
-        opened(staging)
+        open_staged_push(staging)
     monkeypatch.setattr(Path, "rename", refusing(errno.EROFS))
     open_plan = partial(staging.open_plan, record(), {}, 2 * IDLE_S)
-    again = open_plan if kind == "plan" else partial(opened, staging, now_s=2e9)
+    again = open_plan if kind == "plan" else partial(open_staged_push, staging, now_s=2e9)
     assert failure_of(again) == Unavailable("the staging disk")
 
 
 def test_sweep_counts_only_what_it_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A push that the disk can't remove stays, is not counted, and does not stop the sweep."""
     staging = Staging(tmp_path, 2)
-    push = opened(staging)
+    push = open_staged_push(staging)
     monkeypatch.setattr(Path, "rename", refusing(errno.EROFS))
     assert staging.sweep(now_s=101.0, max_age_s=100.0) == 0
     staging.load_plan("acme", push)
@@ -54,7 +54,7 @@ def test_sweep_counts_only_what_it_removed(tmp_path: Path, monkeypatch: pytest.M
 def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
     """A push whose commit begins between its choice as idle and its removal stays."""
     staging = Staging(tmp_path, 2)
-    push = opened(staging, a=b"one")
+    push = open_staged_push(staging, a=b"one")
     assert [promise.is_idle for promise in staging.open_promises("acme", "", IDLE_S)] == [True]
     with staging.pin(push):
         assert not staging.drop_idle("acme", push, IDLE_S)
@@ -69,7 +69,7 @@ def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
 def test_start_skips_unreadable_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with an I/O error affects only its own tenant, whose calls fail as unavailable."""
     staging = Staging(tmp_path, 2)
-    sick, well = opened(staging, "acme", a=b"one"), opened(staging, "umbrella", a=b"two")
+    sick, well = open_staged_push(staging, "acme", a=b"one"), open_staged_push(staging, "umbrella", a=b"two")
     scandir = os.scandir
 
     def refuse(path: object) -> object:
@@ -108,7 +108,7 @@ FOREIGN_ENTRIES = [
 @pytest.mark.parametrize("entry", FOREIGN_ENTRIES)
 def test_foreign_entries_stop_nothing(tmp_path: Path, entry: str) -> None:
     """Staging opens, serves and sweeps a directory with a foreign entry."""
-    opened(Staging(tmp_path, 3), plan_id="0" * 32, a=b"one")
+    open_staged_push(Staging(tmp_path, 3), plan_id="0" * 32, a=b"one")
     path = tmp_path / entry
     if entry.endswith("/"):
         path.mkdir()
@@ -120,7 +120,7 @@ def test_foreign_entries_stop_nothing(tmp_path: Path, entry: str) -> None:
         path.write_bytes(b"not ours")
     staging = Staging(tmp_path, 3)
     assert staging.read_chunk("acme", "0" * 32, A) == b"one"
-    other = opened(staging, now_s=1.0)
+    other = open_staged_push(staging, now_s=1.0)
     assert staging.find_staged("acme", [A, B]) == {A}
     assert staging.link_staged("acme", other, [A, B]) == {A}
     assert {promise.plan_id for promise in staging.open_promises("acme", "", 0.0)} == {"0" * 32, other}
@@ -147,7 +147,7 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: st
     staging = Staging(tmp_path, 2)
     call = staging.load_plan if name == "plan.json" else staging.read_declared
     assert isinstance(failure_of(call, "acme", plan.plan_id), NotFound | Conflict)
-    opened(staging, a=b"one")
+    open_staged_push(staging, a=b"one")
     assert staging.find_staged("acme", [A]) == {A}
     assert len(staging.open_promises("acme", "", 0.0)) == (2 if name == "plan.json" else 1)
     staging.open_push(plan, (A,), 0.0)
@@ -158,7 +158,7 @@ def test_damaged_record_is_as_good_as_none(tmp_path: Path, name: str, damage: st
 def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unreadable declaration is not an empty one: calls that need it are refused as retryable."""
     staging = Staging(tmp_path, 2)
-    push = opened(staging)
+    push = open_staged_push(staging)
     monkeypatch.setattr(Path, "read_bytes", refusing(errno.EIO))
     for ask in (
         lambda: staging.read_declared("acme", push),
@@ -173,7 +173,7 @@ def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pyt
 def test_push_without_a_readable_time_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promises are listed by the time of their push, so they are unknown, too."""
     staging = Staging(tmp_path, 2)
-    push, stat = opened(staging), Path.stat
+    push, stat = open_staged_push(staging), Path.stat
 
     def refuse(self: Path, **more: bool) -> os.stat_result:
         if self.name == push:

@@ -24,7 +24,7 @@ from kelvin.crypto.trust_roots import INSTALLATION
 from snapshotter.store import attestation_store as module
 from snapshotter.store import exports
 from tests.snapshotter.bench import Bench, push
-from tests.snapshotter.house import House, announced, open_house, planned, settings_for
+from tests.snapshotter.house import House, announce_digests, make_plan, open_house, settings_for
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import TENANT, digests_of
 
@@ -50,10 +50,10 @@ def house(tmp_path: Path) -> Iterator[House]:
         yield opened
 
 
-def opened_push(client: httpx.Client, model: Model) -> tuple[str, str]:
+def open_model_push(client: httpx.Client, model: Model) -> tuple[str, str]:
     """Open a push. Return its id and version."""
-    plan = planned(client, model)
-    missing = announced(client, plan, digests_of(plan, model.files()))
+    plan = make_plan(client, model)
+    missing = announce_digests(client, plan, digests_of(plan, model.files()))
     return missing.plan_id, missing.version
 
 
@@ -69,14 +69,14 @@ def entries(client: httpx.Client, version: str) -> dict[str, tuple[str | None, s
     return {each.name.split("-")[0]: (each.trusted_as, each.fault) for each in found}
 
 
-def pushed(house: House, client: httpx.Client, tmp_path: Path) -> str:
+def push_model(house: House, client: httpx.Client, tmp_path: Path) -> str:
     return push_directory(Model().write(tmp_path / "model"), "toy", client, Progress()).committed.version
 
 
 def test_statement_is_accepted_before_its_version(house: House, tmp_path: Path) -> None:
     """A statement is accepted while the push is open, and is listed with the version and its signer."""
     with house.client() as client:
-        push_id, version = opened_push(client, Model())
+        push_id, version = open_model_push(client, Model())
         assert client.get(f"/push/v1/versions/{version}/attestations").status_code == 404
         raw = client.get(f"/push/v1/plans/{push_id}/manifest").content
         assert blake3(raw).hexdigest() == version
@@ -84,7 +84,7 @@ def test_statement_is_accepted_before_its_version(house: House, tmp_path: Path) 
             envelope = PUBLISHER.attest(version, ORIGIN_TYPE, statement(BUNDLE))
             assert attest(client, push_id, envelope, BUNDLE).status_code == 204
         assert client.get(f"/push/v1/manifests/{version}").status_code == 404  # not lost: it was never there
-        assert pushed(house, client, tmp_path) == version
+        assert push_model(house, client, tmp_path) == version
         found = entries(client, version)
         assert found == {"seal": (INSTALLATION, None), "origin": ("release", None), "bundle": (None, None)}
 
@@ -110,7 +110,7 @@ def test_invalid_statement_is_refused(
 ) -> None:
     """The statement is refused with its fault, and nothing of it is stored."""
     with house.client() as client:
-        push_id, own = opened_push(client, Model())
+        push_id, own = open_model_push(client, Model())
         answer = attest(client, push_id, PUBLISHER.attest(version or own, ORIGIN_TYPE, origin), bundle)
         assert (answer.status_code, answer.json()["code"]) == (422, "artifact_rejected")
         assert reason in answer.json()["detail"]
@@ -120,7 +120,7 @@ def test_invalid_statement_is_refused(
 def test_forged_statement_is_refused(house: House) -> None:
     """A statement under another key's name, or with a licence that was not signed, is refused."""
     with house.client() as client:
-        push_id, version = opened_push(client, Model())
+        push_id, version = open_model_push(client, Model())
         good = PUBLISHER.attest(version, ORIGIN_TYPE, statement())
         stranger = Signer(Ed25519PrivateKey.generate())
         envelope = msgspec.json.decode(good)
@@ -147,7 +147,7 @@ def test_statements_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -
     """Statements about one version are bounded, and stored ones may be repeated."""
     monkeypatch.setattr(module, "MAX_ORIGINS", 2)
     with house.client() as client:
-        push_id, version = opened_push(client, Model())
+        push_id, version = open_model_push(client, Model())
         raws = [PUBLISHER.attest(version, ORIGIN_TYPE, statement(signed_at_s=at)) for at in range(3)]
         assert [attest(client, push_id, raw).status_code for raw in (*raws, raws[0])] == [204, 204, 507, 204]
 
@@ -155,7 +155,7 @@ def test_statements_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -
 def test_answers_count_in_the_memory_for_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version may have 34 MiB of statements. Otherwise clients that do not read would fill the memory."""
     with open_house(settings_for(tmp_path / "data")) as house, house.client() as client:
-        version = pushed(house, client, tmp_path)
+        version = push_model(house, client, tmp_path)
         paths = f"/push/v1/versions/{version}/attestations", f"/push/v1/manifests/{version}"
         assert [client.get(path).status_code for path in paths] == [200, 200]
     monkeypatch.setattr(exports, "BUDGET_BYTES", 2)
@@ -180,7 +180,7 @@ def seals_of(house: House, version: str) -> list[SealAttestation]:
 def test_a_replicas_seal_is_kept_once(house: House, tmp_path: Path) -> None:
     """A replica's seal of another engine is signed and kept. The first seal of an engine is never replaced."""
     with house.client() as client:
-        version = pushed(house, client, tmp_path)
+        version = push_model(house, client, tmp_path)
         (first,) = seals_of(house, version)
         other = other_engine(first)
         assert keep(client, other) == 204
@@ -214,9 +214,9 @@ def test_push_replaces_an_untrusted_seal(tmp_path: Path) -> None:
 def test_fsck_checks_statements(house: House, tmp_path: Path) -> None:
     """A flipped byte, a moved statement, and a bundle that no statement names are found under their keys."""
     with house.client() as client:
-        push_id, version = opened_push(client, Model())
+        push_id, version = open_model_push(client, Model())
         attest(client, push_id, PUBLISHER.attest(version, ORIGIN_TYPE, statement(BUNDLE)), BUNDLE)
-        pushed(house, client, tmp_path)
+        push_model(house, client, tmp_path)
         directory = house.store / TENANT / "attestations" / version
 
         def findings() -> dict[str, str]:

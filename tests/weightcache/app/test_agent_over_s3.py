@@ -14,7 +14,7 @@ from tests.faults.fault_proxy import FaultProxy
 from tests.faults.http_faults import DelayedAnswer
 from tests.faults.s3_buckets import ENVIRONMENT, Buckets
 from tests.weightcache.kit import TENANT, make_version, publish
-from tests.weightcache.processes import started
+from tests.weightcache.processes import start_agent
 from weightcache.client.lease_protocol import SOCKET, LeaseRequest
 
 pytestmark = pytest.mark.deep
@@ -49,7 +49,7 @@ def url(buckets: Buckets, proxy: FaultProxy) -> str:
 @pytest.mark.parametrize("reads", [1, 5])
 def test_store_reads_setting_bounds_concurrent_reads(tmp_path: Path, proxy: FaultProxy, url: str, reads: int) -> None:
     """The agent has `KELVIN_STORE_READS` range reads in flight, and the others queue."""
-    with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_STORE_READS=str(reads), **ENVIRONMENT) as agent:
+    with start_agent(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_STORE_READS=str(reads), **ENVIRONMENT) as agent:
         agent.wait_up()
         proxy.inject(DelayedAnswer(), method="GET", holding="/packs/", times=None)
         with closing(agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)) as client:
@@ -67,7 +67,7 @@ def test_store_reads_setting_bounds_concurrent_reads(tmp_path: Path, proxy: Faul
 @pytest.mark.parametrize("percent", [0, 50])
 def test_late_read_is_hedged_if_allowed(tmp_path: Path, proxy: FaultProxy, url: str, percent: int) -> None:
     """With `KELVIN_HEDGE_PERCENT` a hedged read replaces the late one; at 0 the lease waits for the late one."""
-    with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_HEDGE_PERCENT=str(percent), **ENVIRONMENT) as agent:
+    with start_agent(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_HEDGE_PERCENT=str(percent), **ENVIRONMENT) as agent:
         agent.wait_up()
         agent.acquire(FIRST).close()  # measures how long reads take
         proxy.inject(DelayedAnswer(), method="GET", holding="/packs/")

@@ -9,7 +9,7 @@ from controlplane.dependencies import EVICTION
 from kelvin.contracts.errors import Refused, RemoteFailure
 from kelvin.contracts.serving.start_forecast import TierPlacement
 from tests.weightcache.disks import forget, needs_a_disk
-from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
+from tests.weightcache.kit import HUGE, RunningAgent, make_version, run_agent, settings_of
 from weightcache.app.cache import EVICT_WAIT_S
 
 VERSION = make_version(seed=1)
@@ -18,14 +18,14 @@ COUNT = len(VERSION.digests)
 
 
 def test_running_agent_is_healthy_and_ready(tmp_path: Path) -> None:
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.ask("GET", "/healthz", NoneType)
         agent.ask("GET", "/readyz", NoneType)
 
 
 def test_state_counts_reads_chunks_and_leases(tmp_path: Path) -> None:
     """The state counts reads by tier, chunks and bytes held, and leases and holders."""
-    with running(settings_of(tmp_path, slabs=3)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=3)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION):
             state = agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
@@ -44,7 +44,7 @@ def whereabouts(agent: RunningAgent, tenant: str, version: str) -> TierPlacement
 def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
     """Each byte counts in the tier from which a lease would read it, and the report itself reads nothing."""
     total = len(VERSION.linear)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         assert whereabouts(agent, "acme", VERSION.id).bytes_by_tier == {"host": 0, "nvme": 0, "peer": 0, "store": total}
         assert agent.state().chunk_reads == {}
@@ -53,7 +53,7 @@ def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
         assert (found.bytes_by_tier, found.bytes_s) == ({"host": total, "nvme": 0, "peer": 0, "store": 0}, 0.0)
         assert found.rates["store"].loads == 1
         assert found.rates["nvme"].loads == 0
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         found = whereabouts(agent, "acme", VERSION.id)
         assert found.chunks_by_tier == {"host": 0, "nvme": COUNT, "peer": 0, "store": 0}
         assert found.bytes_s > 0
@@ -69,7 +69,7 @@ def test_chunks_are_listed_by_tier(tmp_path: Path) -> None:
     ],
 )
 def test_listing_an_unknown_version_is_refused(tmp_path: Path, tenant: str, version: str, status: int) -> None:
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with pytest.raises(Refused) as refused:
             whereabouts(agent, tenant, version)
@@ -81,29 +81,29 @@ def test_state_tells_how_nvme_was_read(tmp_path: Path) -> None:
     """The state counts bytes read from NVMe as direct or, if they were in the page cache, as cached."""
     needs_a_disk(tmp_path)
     total = len(VERSION.linear)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         assert agent.keep(VERSION).nvme.bytes_by_way == {}
     for chunk in VERSION.digests:
         forget(agent.chunk_file(chunk))
-    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION):
+    with run_agent(settings_of(tmp_path)) as agent, agent.acquire(VERSION):
         assert agent.state().nvme.bytes_by_way == {"direct": total}
     for chunk in VERSION.digests:
         agent.chunk_file(chunk).read_bytes()
-    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as lease:
+    with run_agent(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as lease:
         assert agent.state().nvme.bytes_by_way == {"cached": total}
         assert lease.view(0, lease.total_bytes) == VERSION.linear
 
 
 def test_evict_nvme(tmp_path: Path) -> None:
     """Eviction from NVMe works for leased versions, too, and the next agent reads the version from the store."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(OTHER)
         agent.acquire(VERSION).close()
         with agent.acquire(OTHER):
             agent.evict("nvme", "acme", OTHER.id)
             assert agent.state().nvme.chunks == COUNT
-    with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as one, agent.acquire(OTHER) as two:
+    with run_agent(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as one, agent.acquire(OTHER) as two:
         assert one.chunks_by_tier["nvme"] == COUNT
         assert two.chunks_by_tier["store"] == len(OTHER.digests)
 
@@ -115,7 +115,7 @@ def test_eviction_ends_before_its_caller_gives_up() -> None:
 
 def test_evict_host_in_use(tmp_path: Path) -> None:
     """Chunks that a live process holds stay, and the answer is 409. Evicting another tenant's chunks succeeds."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION) as lease:
             for tenant, version in ((None, None), ("acme", None), ("acme", VERSION.id)):
@@ -139,7 +139,7 @@ def test_evict_host_in_use(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_eviction_is_refused(tmp_path: Path, body: dict[str, str], status: int) -> None:
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         with pytest.raises(Refused) as refused:
             agent.ask("POST", "/v1/evict", NoneType, body)
         assert isinstance(refused.value.failure, RemoteFailure)

@@ -16,8 +16,8 @@ import pytest
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.wire import decode
-from tests.weightcache.kit import HUGE, TIMEOUT_S, RunningAgent, make_version, running, settings_of
-from tests.weightcache.processes import leasing
+from tests.weightcache.kit import HUGE, TIMEOUT_S, RunningAgent, make_version, run_agent, settings_of
+from tests.weightcache.processes import lease_in_process
 from weightcache.app import lease_server
 from weightcache.app.lease_server import ACCEPT_PAUSE_S, MAX_CONNECTIONS
 from weightcache.client.lease_protocol import SOCKET, LeaseReply
@@ -27,9 +27,9 @@ VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 
 def test_the_end_of_a_process_ends_its_lease(tmp_path: Path) -> None:
     """A killed process has no lease and holds no slab."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        with leasing(agent, VERSION) as one:
+        with lease_in_process(agent, VERSION) as one:
             state = agent.state()
             assert (state.leases, state.holders, state.host.slabs_busy) == (1, 1, 1)
             one.kill()
@@ -39,10 +39,10 @@ def test_the_end_of_a_process_ends_its_lease(tmp_path: Path) -> None:
 def test_closed_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Path) -> None:
     """A process that closed its connection may still have the slab mapped, so the slab stays until the process dies."""
     another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
-    with running(settings_of(tmp_path, slabs=1)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
         agent.publish(another, tenant="other")
-        with leasing(agent, VERSION) as one:
+        with lease_in_process(agent, VERSION) as one:
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
             seen = one.ask("digest")
             assert one.ask("hang up") == "hung up"
@@ -65,10 +65,10 @@ def test_living_process_without_mappings_holds_no_slab(tmp_path: Path) -> None:
     The test above is the control: a process whose lease has ended, and which still maps the slab, keeps it.
     """
     another = make_version(seed=2, pages=(40, 20), chunk_pages=8)
-    with running(settings_of(tmp_path, slabs=1)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
         agent.publish(another, tenant="other")
-        with leasing(agent, VERSION) as one:
+        with lease_in_process(agent, VERSION) as one:
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
             assert one.ask("close") == "closed"
             state = agent.wait_for("its slabs are released", lambda state: state.holders == 0)
@@ -81,9 +81,9 @@ def test_living_process_without_mappings_holds_no_slab(tmp_path: Path) -> None:
 
 def test_second_lease_holds_slabs_again(tmp_path: Path) -> None:
     """A process that leases again, as a runtime that wakes, gets the same bytes and holds the slab until it dies."""
-    with running(settings_of(tmp_path, slabs=1)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
-        with leasing(agent, VERSION) as one:
+        with lease_in_process(agent, VERSION) as one:
             seen = one.ask("digest")
             for _ in range(3):
                 assert one.ask("close") == "closed"
@@ -102,10 +102,10 @@ def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> Non
     """The next tenant of a slab can map all of it, and finds only its own chunks and zero bytes."""
     big = make_version(seed=2, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     small = make_version(seed=3, pages=(1,), files=())
-    with running(settings_of(tmp_path, slabs=1)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(big)
         agent.publish(small, tenant="other")
-        with leasing(agent, big):
+        with lease_in_process(agent, big):
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(big.digests))
         agent.wait_for("its slabs are released", lambda state: state.holders == 0)
         sock = agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)
@@ -119,12 +119,12 @@ def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> Non
 
 def test_a_runtime_survives_the_agent(tmp_path: Path) -> None:
     """Mapped bytes stay mapped when the agent ends. The next agent starts with empty memory and serves from NVMe."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION)
         agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
     assert lease.view(0, lease.total_bytes) == VERSION.linear
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         assert agent.state().host.chunks == 0
         with agent.acquire(VERSION) as again:
             assert again.chunks_by_tier == {"host": 0, "nvme": len(VERSION.digests), "peer": 0, "store": 0}
@@ -162,7 +162,7 @@ def ask(agent: RunningAgent, raw: bytes) -> LeaseReply:
 )
 def test_invalid_lease_request_is_refused_with_its_code(tmp_path: Path, raw: bytes, code: str) -> None:
     """A bad request is refused with its code, and the agent keeps serving."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         reply = ask(agent, raw)
         assert not reply.ok
         assert reply.failure is not None
@@ -173,7 +173,7 @@ def test_invalid_lease_request_is_refused_with_its_code(tmp_path: Path, raw: byt
 
 def test_version_is_missing_for_another_tenant(tmp_path: Path) -> None:
     """A version in memory is missing for every other tenant."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION), pytest.raises(Refused, match="is missing in the store"):
             agent.acquire(VERSION, tenant="other")
@@ -181,7 +181,7 @@ def test_version_is_missing_for_another_tenant(tmp_path: Path) -> None:
 
 def test_client_that_sends_more_loses_its_lease(tmp_path: Path) -> None:
     """A client that sends anything after its request loses its lease."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION)
         agent.wait_for("leased", lambda state: state.leases == 1)
@@ -192,7 +192,7 @@ def test_client_that_sends_more_loses_its_lease(tmp_path: Path) -> None:
 
 def test_connections_are_bounded(tmp_path: Path) -> None:
     """Connections over the limit are closed at once. When other connections end, new ones are accepted."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         idle = [agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET) for _ in range(MAX_CONNECTIONS)]
         with pytest.raises(Refused, match="is not available"):
@@ -220,7 +220,7 @@ def test_clients_wait_for_free_descriptors(
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(socket.socket, "accept", exhausted)
-    with running(settings_of(tmp_path)) as agent, ThreadPoolExecutor(1) as threads:
+    with run_agent(settings_of(tmp_path)) as agent, ThreadPoolExecutor(1) as threads:
         agent.publish(VERSION)
         leasing = threads.submit(agent.acquire, VERSION)
         agent.wait_for("it tried again", lambda _: len(attempts) > 4)
@@ -233,9 +233,9 @@ def test_clients_wait_for_free_descriptors(
 
 def test_each_process_holds_its_own_lease(tmp_path: Path) -> None:
     """Two processes hold their leases separately: killing one releases only its own."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        with leasing(agent, VERSION) as one, leasing(agent, VERSION) as two:
+        with lease_in_process(agent, VERSION) as one, lease_in_process(agent, VERSION) as two:
             assert agent.state().holders == 2
             one.kill()
             state = agent.wait_for("one is forgotten", lambda state: state.holders == 1)
@@ -276,7 +276,7 @@ def test_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     Negative control: without the check, another user that reaches the socket gets the weights.
     """
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.settings.run.chmod(0o711)  # as if an operator had loosened the permissions
         (agent.settings.run / SOCKET).chmod(0o777)

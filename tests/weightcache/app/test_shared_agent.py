@@ -9,7 +9,7 @@ import pytest
 
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.setting_parser import BadSetting
-from tests.weightcache.kit import make_version, running, settings_of
+from tests.weightcache.kit import make_version, run_agent, settings_of
 from weightcache.app import lease_server
 from weightcache.app.settings import read_settings
 
@@ -20,7 +20,7 @@ def test_a_process_of_another_pid_namespace_is_refused(tmp_path: Path, monkeypat
     """The kernel has no pid here for a process of another PID namespace. Such processes can't be told apart and their
     ends can't be seen, so the end of one would free the slabs of all. The control: with a pid it is served.
     """
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
         monkeypatch.setattr(lease_server, "credentials", lambda _: (0, os.geteuid()))
@@ -33,7 +33,7 @@ def test_an_agent_of_one_tenant_lends_nothing_of_others(tmp_path: Path) -> None:
     """Such an agent serves and reports only its tenant's versions. The control: without a tenant it serves all."""
     settings = settings_of(tmp_path)
     for tenant in ("acme", None):
-        with running(replace(settings, tenant=tenant)) as agent:
+        with run_agent(replace(settings, tenant=tenant)) as agent:
             agent.publish(VERSION)
             agent.publish(VERSION, "other")
             agent.acquire(VERSION).close()

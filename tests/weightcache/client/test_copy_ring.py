@@ -32,7 +32,7 @@ class Host:
             yield begin, end
 
 
-def sent(lane: Lane, host: Host, *spans: Span) -> bytes:
+def copy_spans(lane: Lane, host: Host, *spans: Span) -> bytes:
     arena, sums = copy_through_lane(lane, host.address, len(host.body), host.piecewise(*spans))
     body = bytes(arena.numpy())
     assert checksum_of_sums(sums, len(host.body)) == checksum_of_sums(block_sums(memoryview(body)), len(host.body))
@@ -48,13 +48,13 @@ def all_of(host: Host) -> tuple[Span, ...]:
 @pytest.mark.parametrize("nbytes", [0, PAGE, BLOCK_BYTES, 7 * BLOCK_BYTES + PAGE])
 def test_all_bytes_arrive(kind: type[LateLane], slots: int, nbytes: int) -> None:
     host = Host(nbytes)
-    assert sent(kind(slots=slots), host, *all_of(host)) == host.body
+    assert copy_spans(kind(slots=slots), host, *all_of(host)) == host.body
 
 
 def test_control_refilled_buffer_sends_wrong_bytes() -> None:
     """Negative control: if a buffer is refilled before it is drained, other bytes arrive."""
     host = Host(7 * BLOCK_BYTES)
-    assert sent(HeedlessLane(), host, *all_of(host)) != host.body
+    assert copy_spans(HeedlessLane(), host, *all_of(host)) != host.body
 
 
 @settings(max_examples=25, deadline=None)
@@ -64,7 +64,7 @@ def test_spans_are_copied_once_ready(lengths: list[int], slots: int, blocks: int
     edges = [sum(lengths[:count]) * PAGE for count in range(len(lengths) + 1)]
     spans = data.draw(st.permutations(list(itertools.pairwise(edges))))
     host, lane = Host(edges[-1]), LateLane(slots=slots, slot_bytes=blocks * BLOCK_BYTES)
-    assert sent(lane, host, *spans) == host.body
+    assert copy_spans(lane, host, *spans) == host.body
     assert sum(nbytes != lane.slot_bytes for nbytes in lane.sent) <= 1
     assert len(lane.sent) == -(-len(host.body) // lane.slot_bytes)
 

@@ -12,7 +12,7 @@ from kelvin.contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES, Manifest
 from kelvin.contracts.errors import Refused
 from tests.weightcache.client.lanes import LANES, Damage, LateLane
-from tests.weightcache.kit import attestation_of, make_version, running, settings_of
+from tests.weightcache.kit import attestation_of, make_version, run_agent, settings_of
 from weightcache.client import device_copy as device_module
 from weightcache.client.device_checksum import BLOCK_BYTES, checksum_of
 from weightcache.client.device_copy import Lane, agreed_checksum, copy_to_device, view_tensors
@@ -62,7 +62,7 @@ def chunk_at(offset: int) -> str:
 def test_device_copy_equals_the_mapping(tmp_path: Path, make: Callable[[], Lane], expected: str | None) -> None:
     """Tensors on the device equal those of the mapping, after several rounds of a small ring, and outlive the lease."""
     lane = make()
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION) as lease:
             weights = copy_to_device(lease, lane, expected)

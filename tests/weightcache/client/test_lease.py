@@ -26,7 +26,7 @@ from kelvin.contracts.problem import WireFailure
 from kelvin.contracts.traffic_errors import DeadlineExceeded
 from kelvin.contracts.wire import encode
 from kelvin.ipc.socket_directory import SocketDirectory
-from tests.weightcache.kit import HUGE, TENANT, attestation_of, make_version, running, settings_of
+from tests.weightcache.kit import HUGE, TENANT, attestation_of, make_version, run_agent, settings_of
 from weightcache.client.lease import Lease, acquire
 from weightcache.client.lease_protocol import MAX_MESSAGE_BYTES, SOCKET, Layout, LeaseReply, SlabFact
 from weightcache.host.resident_version import SealedFile
@@ -140,14 +140,14 @@ class FakeAgent:
 
 
 @contextmanager
-def answering(run: Path, answer: Callable[[socket.socket], None]) -> Iterator[FakeAgent]:
+def run_fake_agent(run: Path, answer: Callable[[socket.socket], None]) -> Iterator[FakeAgent]:
     with closing(FakeAgent(run, answer)) as fake:
         yield fake
 
 
 def test_true_reply_is_accepted(tmp_path: Path) -> None:
     """The fake agent's true reply is accepted, so the refusals below are due to the lies."""
-    with answering(tmp_path, Answer().send) as fake, fake.acquire() as lease:
+    with run_fake_agent(tmp_path, Answer().send) as fake, fake.acquire() as lease:
         assert lease.view(0, TOTAL) == VERSION.linear
         assert lease.attestations == (attestation_of(VERSION.id),)
         assert lease.address % HUGE == 0
@@ -190,9 +190,9 @@ LIES: list[Any] = [
 @pytest.mark.parametrize(("lie", "reason"), LIES)
 def test_contradictory_reply_is_refused(tmp_path: Path, lie: dict[str, Any], reason: str) -> None:
     """Each contradiction is refused, and neither a descriptor nor a mapping is left."""
-    with answering(tmp_path, Answer().send) as fake, fake.acquire():
+    with run_fake_agent(tmp_path, Answer().send) as fake, fake.acquire():
         with_lease, _ = fake.open_things()
-    with answering(tmp_path, replace(Answer(), **lie).send) as fake:
+    with run_fake_agent(tmp_path, replace(Answer(), **lie).send) as fake:
         with pytest.raises(Refused, match=reason) as refused:
             fake.acquire()
         assert refused.value.failure.code == "manifest_corrupt"
@@ -211,7 +211,7 @@ def test_ready_parts_arrive_in_order(tmp_path: Path) -> None:
         update(whole=True),
     )
     answer = Answer(whole=False, ready=((4 * PAGE_BYTES, 5 * PAGE_BYTES),), later=later)
-    with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
+    with run_fake_agent(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
         assert "being filled" in repr(lease)
         before = lease.is_whole
         assert lease.view(4 * PAGE_BYTES, PAGE_BYTES) == VERSION.linear[4 * PAGE_BYTES : 5 * PAGE_BYTES]
@@ -245,7 +245,7 @@ def test_later_contradictory_reply_is_refused(
 ) -> None:
     """A contradiction in a later message is refused. Closing the lease leaves neither a descriptor nor a mapping."""
     answer = Answer(whole=False, later=later)
-    with answering(tmp_path, answer.send) as fake:
+    with run_fake_agent(tmp_path, answer.send) as fake:
         lease = fake.acquire(progressive=True)
         with_lease, mappings = fake.open_things()
         assert mappings >= 1
@@ -260,7 +260,7 @@ def test_failure_during_a_progressive_lease_is_raised(tmp_path: Path) -> None:
     """The caller gets the agent's failure with all its fields, also after the first parts."""
     wire = WireFailure(code="chunk_corrupt", status=502, message="chunk", retryable=False)
     answer = Answer(whole=False, later=(update((0, PAGE_BYTES)), LeaseReply(ok=False, failure=wire)))
-    with answering(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
+    with run_fake_agent(tmp_path, answer.send) as fake, fake.acquire(progressive=True) as lease:
         assert next(lease.ready_parts()) == (0, PAGE_BYTES)
         with pytest.raises(Refused) as refused:
             lease.wait_until_whole()
@@ -271,7 +271,7 @@ def test_agents_failure_is_raised(tmp_path: Path) -> None:
     """The caller gets the agent's failure with all its fields."""
     wire = WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=2.0)
     reply = encode(LeaseReply(ok=False, failure=wire))
-    with answering(tmp_path, replace(Answer(), raw=reply, descriptors=0).send) as fake:
+    with run_fake_agent(tmp_path, replace(Answer(), raw=reply, descriptors=0).send) as fake:
         with pytest.raises(Refused) as refused:
             fake.acquire()
         assert refused.value.failure == RemoteFailure("overloaded", 503, "full", None, True, 2.0)
@@ -282,7 +282,7 @@ def test_lease_waits_for_an_agent_that_restarts(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads, closing(SocketDirectory(tmp_path)) as directory:
         waiting = threads.submit(acquire, directory, TENANT, VERSION.id, 10.0)
         assert not wait([waiting], timeout=0.2).done
-        with answering(tmp_path, Answer().send):
+        with run_fake_agent(tmp_path, Answer().send):
             waiting.result(10).close()
 
 
@@ -295,7 +295,7 @@ def test_lease_is_retried_after_the_agent_died(tmp_path: Path) -> None:
         next_agents.append(FakeAgent(tmp_path, Answer().send))
         sock.shutdown(socket.SHUT_RDWR)
 
-    with answering(tmp_path, die) as fake:
+    with run_fake_agent(tmp_path, die) as fake:
         fake.acquire().close()
     next_agents[0].close()
 
@@ -312,11 +312,11 @@ def test_missing_agent_is_unavailable(tmp_path: Path) -> None:
         (tmp_path / SOCKET).unlink()
         sock.shutdown(socket.SHUT_RDWR)
 
-    with answering(tmp_path, die) as fake:
+    with run_fake_agent(tmp_path, die) as fake:
         with pytest.raises(Refused) as refused:
             fake.acquire(timeout_s=0.5)
         assert refused.value.failure == Unavailable("the weight cache")
-    with answering(tmp_path, lambda _: None) as fake:
+    with run_fake_agent(tmp_path, lambda _: None) as fake:
         with pytest.raises(Refused) as refused:
             fake.acquire(timeout_s=0.02)
         assert refused.value.failure == DeadlineExceeded(0.02, "restoring weights")
@@ -324,7 +324,7 @@ def test_missing_agent_is_unavailable(tmp_path: Path) -> None:
 
 def test_views_are_read_only_and_bounded(tmp_path: Path) -> None:
     """Views are read-only and within bounds, and a closed lease gives none."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION)
         tensor = VERSION.manifest.tensors[1]
@@ -352,7 +352,7 @@ def test_one_deadline_bounds_answer_and_parts(tmp_path: Path) -> None:
         time.sleep(2.0)
         Answer(whole=False).send(sock)
 
-    with answering(tmp_path, late) as fake:
+    with run_fake_agent(tmp_path, late) as fake:
         began_s = time.monotonic()
         with fake.acquire(timeout_s=3.0, progressive=True) as lease, pytest.raises(Refused) as refused:
             lease.wait_until_whole()
@@ -370,7 +370,7 @@ def test_huge_pages(tmp_path: Path) -> None:
     """If slabs have huge pages, so has the mapping, even of a version that begins in the middle of a slab."""
     first = make_version(seed=2, pages=(77,), chunk_pages=64)
     second = make_version(seed=3, pages=(5, 1500), chunk_pages=128)
-    with running(settings_of(tmp_path, slabs=2, slab_bytes=8 * HUGE)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=2, slab_bytes=8 * HUGE)) as agent:
         agent.publish(first)
         agent.publish(second)
         agent.acquire(first).close()
@@ -399,7 +399,7 @@ print("written", flush=True)
 
 def test_a_write_is_fatal(tmp_path: Path) -> None:
     """A process that writes to the mapping dies of SIGSEGV, and the bytes stay as they were."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         command = [sys.executable, "-c", WRITER, str(agent.settings.run), VERSION.id]
         died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -16,7 +16,7 @@ from kelvin.blobstore.file_store import FileStore
 from kelvin.contracts.errors import Refused, Unavailable
 from kelvin.contracts.traffic_errors import DeadlineExceeded
 from tests.weightcache.client.lanes import LANES, LateLane
-from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_version, running, settings_of
+from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_version, run_agent, settings_of
 from weightcache.client.device_copy import Lane, copy_to_device
 from weightcache.client.lease import Lease
 from weightcache.client.spans_policy import Spans, spans_of
@@ -46,9 +46,9 @@ class Checks:
 
 
 @contextmanager
-def checking(tmp_path: Path, checks: Checks) -> Iterator[RunningAgent]:
+def run_agent_with_checks(tmp_path: Path, checks: Checks) -> Iterator[RunningAgent]:
     """Run an agent with the version in its store. The check of the chunk `late` waits until `release` is set."""
-    with running(settings_of(tmp_path), verify=checks) as agent:
+    with run_agent(settings_of(tmp_path), verify=checks) as agent:
         agent.publish(VERSION)
         try:
             yield agent
@@ -70,7 +70,7 @@ def all_but(late: str, lease: Lease) -> Spans:
 def test_verified_parts_are_readable_during_a_load(tmp_path: Path) -> None:
     """A chunk that has arrived, but is not verified yet, is not ready."""
     checks = Checks(LATE)
-    with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
+    with run_agent_with_checks(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         assert not all_but(LATE, lease).is_whole
         before = lease.is_whole
         state = agent.state()
@@ -87,7 +87,7 @@ def test_verified_parts_are_readable_during_a_load(tmp_path: Path) -> None:
 
 def test_version_in_memory_is_whole_at_once(tmp_path: Path) -> None:
     """A progressive lease of a version in memory is whole from the start."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
         with agent.acquire(VERSION, progressive=True) as lease:
@@ -100,7 +100,7 @@ def test_version_in_memory_is_whole_at_once(tmp_path: Path) -> None:
 def test_unhealable_chunk_refuses_all_leases(tmp_path: Path) -> None:
     """A progressive lease and a waiting one get the same refusal, and the lease ends."""
     checks = Checks(LATE, {LATE: [False, False]})  # for both reads of the store's copy
-    with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
+    with run_agent_with_checks(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
         with ThreadPoolExecutor(1) as threads:
             whole_lease = threads.submit(agent.acquire, VERSION)
@@ -123,7 +123,7 @@ def test_unhealable_chunk_refuses_all_leases(tmp_path: Path) -> None:
 def test_healed_chunk_arrives_later(tmp_path: Path) -> None:
     """A copy that is wrong once is read again, while all other chunks are ready."""
     checks = Checks(LATE, {LATE: [False]})
-    with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
+    with run_agent_with_checks(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
         checks.release.set()
         assert lease.view(0, TOTAL) == VERSION.linear
@@ -134,7 +134,7 @@ def test_lease_moves_when_a_ready_chunk_is_found_wrong(tmp_path: Path) -> None:
     """The lease moves to a place where all chunks are right. Views and tensors keep their addresses."""
     first = VERSION.digests[1]
     checks = Checks(LATE, {first: [True, False]})
-    with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
+    with run_agent_with_checks(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
         before, view = lease.extents, lease.view(*_place(first))
         found = agent.ask("POST", "/v1/check", ScrubReport).faults
@@ -159,7 +159,7 @@ def test_lease_that_moves_waits_for_its_reader(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(socket.socket, "accept", accept_narrow)
     first = VERSION.digests[1]
     checks = Checks(LATE, {first: [True, False]})
-    with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
+    with run_agent_with_checks(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         agent.wait_for("all chunks but one are loaded", lambda state: state.host.loading == 1)
         assert [fault.chunk for fault in agent.ask("POST", "/v1/check", ScrubReport).faults] == [first]
         checks.release.set()
@@ -176,7 +176,7 @@ def _place(digest: str) -> tuple[int, int]:
 def test_client_that_hangs_up_ends_its_load(tmp_path: Path) -> None:
     """Queued reads are dropped and the lease is over. The next lease loads the version again."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         lease = agent.acquire(VERSION, progressive=True)
         assert lease.view(0, HALF) == VERSION.linear[:HALF]
@@ -193,7 +193,7 @@ def test_client_that_hangs_up_ends_its_load(tmp_path: Path) -> None:
 def test_client_that_hangs_up_does_not_end_shared_loads(tmp_path: Path) -> None:
     """Each chunk is read once for all clients. A later client first gets the parts that are ready already."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
-    with running(settings_of(tmp_path), store) as agent, ThreadPoolExecutor(1) as threads:
+    with run_agent(settings_of(tmp_path), store) as agent, ThreadPoolExecutor(1) as threads:
         agent.publish(VERSION)
         first = agent.acquire(VERSION, progressive=True)
         first.view(0, HALF)
@@ -217,7 +217,7 @@ def _until_whole(agent: RunningAgent, timeout_s: float) -> None:
 def test_deadline_covers_the_whole_load(tmp_path: Path) -> None:
     """The deadline counts from the request, and also bounds the wait for later parts."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         with pytest.raises(Refused) as refused:
             _until_whole(agent, 0.3)
@@ -228,7 +228,7 @@ def test_deadline_covers_the_whole_load(tmp_path: Path) -> None:
 def test_agent_that_ends_during_a_load_is_unavailable(tmp_path: Path) -> None:
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
     with ThreadPoolExecutor(1) as threads:
-        with running(settings_of(tmp_path), store) as agent:
+        with run_agent(settings_of(tmp_path), store) as agent:
             agent.publish(VERSION)
             lease = agent.acquire(VERSION, progressive=True)
             lease.view(0, HALF)
@@ -266,7 +266,7 @@ def test_copies_run_beside_reads(tmp_path: Path, make: Callable[[], Lane]) -> No
     none.
     """
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
-    with running(settings_of(tmp_path), store) as agent, ThreadPoolExecutor(2) as threads:
+    with run_agent(settings_of(tmp_path), store) as agent, ThreadPoolExecutor(2) as threads:
         agent.publish(VERSION)
         early, late = Watched(make()), Watched(make())
         copies = [
@@ -285,7 +285,7 @@ def test_copies_run_beside_reads(tmp_path: Path, make: Callable[[], Lane]) -> No
 def test_copy_of_a_failed_load_ends(tmp_path: Path) -> None:
     """The copy ends with its lease's refusal, after the last copy that had begun."""
     store = HeldStore(FileStore(tmp_path / "store"), HALF)
-    with running(settings_of(tmp_path), store, verify=Checks("", {LATE: [False, False]})) as agent:
+    with run_agent(settings_of(tmp_path), store, verify=Checks("", {LATE: [False, False]})) as agent:
         agent.publish(VERSION)
         inner = LateLane()
         lane = Watched(inner)
@@ -305,7 +305,7 @@ def _copied(agent: RunningAgent, lane: Watched, *, progressive: bool) -> bytes:
 
 
 def test_every_reader_gets_all_parts(tmp_path: Path) -> None:
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION, progressive=True) as lease:
             for _ in range(2):

@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from tests.weightcache.kit import make_version
-from tests.weightcache.processes import AgentProcess, Talking, started
+from tests.weightcache.processes import AgentProcess, Dialog, start_agent
 from weightcache.client.spans_policy import Spans
 
 VERSION = make_version(seed=1, pages=(300, 30, 17), chunk_pages=16)
@@ -85,13 +85,13 @@ class Held(AgentProcess):
 def held(tmp_path: Path) -> Iterator[Held]:
     gate = tmp_path / "gate"
     gate.touch()
-    with started(tmp_path, HELD, str(HALF), str(gate), KELVIN_LOG_LEVEL="error") as agent:
+    with start_agent(tmp_path, HELD, str(HALF), str(gate), KELVIN_LOG_LEVEL="error") as agent:
         agent.publish(VERSION)
         agent.wait_up()
         yield Held(agent.settings, agent.directory, agent.store, agent.process, gate)
 
 
-class Reader(Talking):
+class Reader(Dialog):
     """A process that leases the version."""
 
     def __init__(self, agent: Held, how: str) -> None:
@@ -116,7 +116,7 @@ class Reader(Talking):
 
 
 @contextmanager
-def reading(agent: Held, how: str = "progressive") -> Iterator[Reader]:
+def start_reader(agent: Held, how: str = "progressive") -> Iterator[Reader]:
     one = Reader(agent, how)
     try:
         yield one
@@ -128,7 +128,7 @@ def test_the_first_parts_are_read_while_the_last_are_missing(held: Held) -> None
     """Another process than the agent reads the first half. The control: a process with a whole lease has
     nothing yet.
     """
-    with reading(held) as early, reading(held, "whole") as late:
+    with start_reader(held) as early, start_reader(held, "whole") as late:
         early.read(HALF)
         state = held.wait_for("both are connected", lambda state: state.connections == 2)
         assert (state.leases, state.leases_granted, state.holders) == (1, 0, 1)
@@ -145,7 +145,7 @@ def test_the_first_parts_are_read_while_the_last_are_missing(held: Held) -> None
 @pytest.mark.deep
 def test_killed_reader_releases_everything(held: Held) -> None:
     """The killed reader's lease, load and slabs are released, and the next lease is granted."""
-    with reading(held) as early:
+    with start_reader(held) as early:
         early.read(HALF)
         early.kill()
         held.wait_for("its lease is over", lambda state: (state.leases, state.holders) == (0, 0))
@@ -158,7 +158,7 @@ def test_killed_reader_releases_everything(held: Held) -> None:
 @pytest.mark.deep
 def test_reader_notices_a_killed_agent(held: Held) -> None:
     """The reader's lease fails as unavailable, and it gets no further parts."""
-    with reading(held) as early:
+    with start_reader(held) as early:
         early.read(HALF)
         held.process.kill()
         assert early.read(TOTAL) == "unavailable"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES, Tensor
-from tests.weightcache.kit import Version, describe, make_version, padded, running, settings_of
+from tests.weightcache.kit import Version, make_version, make_version_of, pad, run_agent, settings_of
 from weightcache.client.device_copy import DTYPES, view_tensors
 
 VALUES: dict[str, torch.Tensor] = {
@@ -36,14 +36,14 @@ def version_of(values: dict[str, torch.Tensor]) -> Version:
         offset = sum(len(section) for section in sections)
         described.append(Tensor(name, names[value.dtype], tuple(value.shape), offset))  # type: ignore[arg-type]
         raw = bytes(value.contiguous().reshape(-1).view(torch.uint8).tolist()) if value.numel() else b""
-        sections.append(padded(raw))
-    return describe([section for section in sections if section], PAGE_BYTES, (), described)
+        sections.append(pad(raw))
+    return make_version_of([section for section in sections if section], PAGE_BYTES, (), described)
 
 
 def test_every_dtype(tmp_path: Path) -> None:
     """Every dtype and shape is restored, scalars and empty tensors included."""
     version = version_of(VALUES)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(version)
         with agent.acquire(version) as lease:
             found = view_tensors(lease)
@@ -58,7 +58,7 @@ def test_every_dtype(tmp_path: Path) -> None:
 def test_no_copy(tmp_path: Path) -> None:
     """A tensor's storage is the mapping itself, at a page boundary."""
     version = make_version(seed=1, pages=(600, 3), chunk_pages=64)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(version)
         with agent.acquire(version) as lease:
             found = view_tensors(lease)
@@ -73,7 +73,7 @@ def test_no_copy(tmp_path: Path) -> None:
 def test_version_without_bytes(tmp_path: Path) -> None:
     """A version of only empty tensors has nothing to map."""
     version = version_of({"empty": VALUES["empty"]})
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(version)
         with agent.acquire(version) as lease:
             assert view_tensors(lease)["empty"].shape == (0, 4)
@@ -107,7 +107,7 @@ print("written", flush=True)
 def test_writing_to_a_tensor_is_fatal(tmp_path: Path, target: str, code: int, output: str) -> None:
     """A write to a tensor dies of SIGSEGV, because the mapping is read-only. A copy can be written."""
     version = make_version(seed=1)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(version)
         command = [sys.executable, "-c", WRITER, str(agent.settings.run), version.id, target]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -26,7 +26,7 @@ from tests.weightcache.kit import (
     attestation_of,
     make_version,
     publish,
-    running,
+    run_agent,
     settings_of,
 )
 from weightcache.app.cache import open_cache
@@ -127,7 +127,7 @@ FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
 )
 def test_unsigned_version_is_not_started(tmp_path: Path, raw: bytes | None, why: str) -> None:
     """With `require` it is refused by name before a chunk is read. With `warn` it starts and is counted."""
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
         if raw is not None:
@@ -138,7 +138,7 @@ def test_unsigned_version_is_not_started(tmp_path: Path, raw: bytes | None, why:
         state = agent.state()
         assert (state.unverified_versions, state.chunk_reads) == (1, {})
         assert state.leases_refused == {"version_unverified": 1}
-    with running(settings(tmp_path, VerificationPolicy.WARN)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.WARN)) as agent:
         agent.acquire(VERSION).close()
         assert agent.state().unverified_versions == 1
 
@@ -146,7 +146,7 @@ def test_unsigned_version_is_not_started(tmp_path: Path, raw: bytes | None, why:
 @pytest.mark.parametrize("policy", VerificationPolicy)
 def test_signed_version_is_started(tmp_path: Path, policy: VerificationPolicy) -> None:
     """The control: a signed version starts under every policy, and is never counted."""
-    with running(settings(tmp_path, policy)) as agent:
+    with run_agent(settings(tmp_path, policy)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
         sign(agent.store, BY_ROOT)
@@ -157,7 +157,7 @@ def test_signed_version_is_started(tmp_path: Path, policy: VerificationPolicy) -
 
 def test_signatures_are_not_checked_where_off(tmp_path: Path) -> None:
     """With `off`, an unsigned version starts and is not counted."""
-    with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         agent.acquire(VERSION).close()
         assert agent.state().unverified_versions == 0
@@ -177,7 +177,7 @@ def test_requiring_signatures_without_a_key_is_refused(tmp_path: Path) -> None:
 
 def test_signed_version_starts_after_a_refusal(tmp_path: Path) -> None:
     """A refused version starts once it is signed, because refusals are not cached."""
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         assert "it has no valid signature" in refusal(agent)
         sign(agent.store, BY_ROOT)
@@ -217,7 +217,7 @@ async def test_new_attestation_among_many_is_seen(tmp_path: Path) -> None:
 
 def test_seal_of_an_unknown_key_is_ignored(tmp_path: Path) -> None:
     """With `require`, a seal without a trusted signature is ignored, and the replica records its own."""
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE)) as agent:
         agent.publish(VERSION)
         sign(agent.store, BY_ROOT)
         put(agent.store, attestation_key(TENANT, VERSION.id, SEALED.fingerprint), encode(SEALED))
@@ -229,7 +229,7 @@ def test_a_forged_seal_is_refused(tmp_path: Path) -> None:
     """A forged seal is refused under any policy: its known answers would accept a wrong model."""
     forged = msgspec.structs.replace(SEALED, probe=msgspec.structs.replace(SEALED.probe, tolerance=1e9))
     raw = STRANGER.attest(VERSION.id, SEAL_TYPE, forged).replace(STRANGER.key_id.encode(), ROOT.key_id.encode())
-    with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         put(agent.store, attestation_key(TENANT, VERSION.id, SEALED.fingerprint), raw)
         assert refusal(agent).startswith("attestation_invalid: ")
@@ -264,12 +264,12 @@ class Away(FileStore):
             yield key
 
 
-def warmed(tmp_path: Path, store: Away, policy: VerificationPolicy = VerificationPolicy.REQUIRE) -> None:
+def fill_nvme(tmp_path: Path, store: Away, policy: VerificationPolicy = VerificationPolicy.REQUIRE) -> None:
     """Run and end an agent that has leased the version: all of it is on NVMe, nothing in memory."""
     asyncio.run(publish(store, VERSION))
     seal(store, tmp_path)
     sign(store, BY_ROOT)
-    with running(settings(tmp_path, policy), store) as agent:
+    with run_agent(settings(tmp_path, policy), store) as agent:
         agent.keep(VERSION)
 
 
@@ -277,9 +277,9 @@ def warmed(tmp_path: Path, store: Away, policy: VerificationPolicy = Verificatio
 def test_a_start_without_the_store(tmp_path: Path, hangs: bool) -> None:
     """NVMe has every byte, and the version starts, verified and with its known answers."""
     store = Away(tmp_path / "store")
-    warmed(tmp_path, store)
+    fill_nvme(tmp_path, store)
     store.is_available, store.hangs = False, hangs
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
             assert lease.attestations == (SEALED,)
@@ -293,10 +293,10 @@ def kept_file(data: Path) -> Path:
 def test_without_a_kept_copy_it_does_not_start(tmp_path: Path) -> None:
     """The control: without the kept attestations, the version does not start."""
     store = Away(tmp_path / "store")
-    warmed(tmp_path, store)
+    fill_nvme(tmp_path, store)
     kept_file(tmp_path).unlink()
     store.is_available = False
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         assert refusal(agent).startswith("unavailable")
 
 
@@ -304,12 +304,12 @@ def test_without_a_kept_copy_it_does_not_start(tmp_path: Path) -> None:
 def test_damaged_kept_copy_is_replaced(tmp_path: Path, at: int) -> None:
     """The damaged copy is set aside, counted and replaced by the store's. Without the store, the lease is refused."""
     store = Away(tmp_path / "store")
-    warmed(tmp_path, store)
+    fill_nvme(tmp_path, store)
     raw = bytearray(kept_file(tmp_path).read_bytes())
     raw[at] ^= 1
     kept_file(tmp_path).write_bytes(raw)
     store.is_available = False
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         assert refusal(agent).startswith("unavailable")
         assert agent.state().attestation_faults == {"nvme": {"digest": 1}}
         assert not kept_file(tmp_path).exists()
@@ -321,12 +321,12 @@ def test_damaged_kept_copy_is_replaced(tmp_path: Path, at: int) -> None:
 def test_damaged_seal_in_the_store_is_healed_from_nvme(tmp_path: Path) -> None:
     """The kept copy replaces it. `kelvin fsck` finds the damaged one in the store."""
     store = Away(tmp_path / "store")
-    warmed(tmp_path, store)
+    fill_nvme(tmp_path, store)
     path = tmp_path / "store" / attestation_key(TENANT, VERSION.id, SEALED.fingerprint)
     raw = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(raw[:-9] + b"?" + raw[-8:])
-    with running(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.REQUIRE), store) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.attestations == (SEALED,)
         assert agent.state().attestation_faults == {"store": {"digest": 2}}
@@ -335,7 +335,7 @@ def test_damaged_seal_in_the_store_is_healed_from_nvme(tmp_path: Path) -> None:
 def test_engine_without_a_seal_looks_for_new_ones(tmp_path: Path) -> None:
     """A seal that was added to the store is found by its engine, also of a version in memory, and then kept."""
     other = msgspec.structs.replace(SEALED, fingerprint=msgspec.structs.replace(SEALED.fingerprint, torch="3"))
-    with running(settings(tmp_path, VerificationPolicy.OFF)) as agent:
+    with run_agent(settings(tmp_path, VerificationPolicy.OFF)) as agent:
         agent.publish(VERSION)
         seal(agent.store, tmp_path)
 

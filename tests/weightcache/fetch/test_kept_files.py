@@ -14,7 +14,7 @@ from kelvin.blobstore.packs import FileIndex, decode_file_index
 from kelvin.blobstore.store_factory import open_checked_store
 from kelvin.contracts.errors import Refused
 from tests.faults.s3_buckets import ENVIRONMENT, Buckets
-from tests.weightcache.kit import TENANT, Version, cached, publish_kept, put_pack, settings_of
+from tests.weightcache.kit import TENANT, Version, open_test_cache, publish_kept, put_pack, settings_of
 from weightcache.app.cache import Cache
 from weightcache.sources.source import Verify, is_digest_of
 
@@ -22,7 +22,7 @@ TIMEOUT_S = 60.0
 SIZES = (100, 5000, 30_000, 7, 12_288, 1)
 
 
-async def served(cache: Cache, version: Version) -> bytes | str:
+async def read_leased(cache: Cache, version: Version) -> bytes | str:
     """Return the version's linear space from the host tier, or the code of the refusal."""
     try:
         async with cache.version_loader.pin_version(TENANT, version.id, TIMEOUT_S) as arrival:
@@ -42,9 +42,9 @@ async def served(cache: Cache, version: Version) -> bytes | str:
 
 async def from_scratch(root: Path, store: BlobStore, version: Version, verify: Verify = is_digest_of) -> bytes | str:
     """Restore with nothing above the store."""
-    async with cached(settings_of(root, slabs=4), store=store, verify=verify) as cache:
+    async with open_test_cache(settings_of(root, slabs=4), store=store, verify=verify) as cache:
         await cache.evict("nvme", None, None)
-        return await served(cache, version)
+        return await read_leased(cache, version)
 
 
 async def test_kept_file_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ async def test_kept_file_gives_the_same_bytes(tmp_path: Path) -> None:
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 1, SIZES, attested=True)
-    async with cached(settings_of(tmp_path, slabs=4), store=store) as cache:
-        assert await served(cache, version) == version.linear
+    async with open_test_cache(settings_of(tmp_path, slabs=4), store=store) as cache:
+        assert await read_leased(cache, version) == version.linear
         await cache.loader.wait_until_idle()
         assert cache.counters.admitted_chunks == len(version.chunks)
         await cache.evict("host", None, None)
         await store.delete(f"{TENANT}/packs/{pack}")
-        assert await served(cache, version) == version.linear
+        assert await read_leased(cache, version) == version.linear
 
 
 def classes(index: FileIndex) -> dict[str, tuple[int, bool]]:

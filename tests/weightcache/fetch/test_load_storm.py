@@ -12,7 +12,7 @@ import pytest
 from kelvin.blobstore.memory_store import MemoryStore
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from tests.eventually import eventually
-from tests.weightcache.kit import TENANT, Version, cached, describe, publish, settings_of
+from tests.weightcache.kit import TENANT, Version, make_version_of, open_test_cache, publish, settings_of
 from weightcache.app.cache import Cache
 from weightcache.fetch import read_scheduler
 from weightcache.sources.policy import fair_read_queue
@@ -76,14 +76,14 @@ class Forgetful(FairReadQueue):
         """Do nothing: `start_next` ended it already."""
 
 
-def made_up(seed: int, chunks: int) -> Version:
+def make_random_version(seed: int, chunks: int) -> Version:
     source = random.Random(seed)
-    return describe([source.randbytes(PAGE_BYTES) for _ in range(chunks)], PAGE_BYTES)
+    return make_version_of([source.randbytes(PAGE_BYTES) for _ in range(chunks)], PAGE_BYTES)
 
 
 def cache_over(root: Path, store: MemoryStore) -> AbstractAsyncContextManager[Cache]:
     """Return a cache without NVMe."""
-    return cached(replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE), store=store)
+    return open_test_cache(replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE), store=store)
 
 
 def store_chunks(cache: Cache) -> int:
@@ -97,7 +97,7 @@ async def storm(root: Path, sizes: Sequence[int]) -> list[float]:
     time if every byte were shared among all unfinished versions.
     """
     store = Line()
-    versions = [made_up(seed, chunks) for seed, chunks in enumerate(sizes)]
+    versions = [make_random_version(seed, chunks) for seed, chunks in enumerate(sizes)]
     packs = [await publish(store, version) for version in versions]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
         pins = [cache.version_loader.pin_version(TENANT, version.id, LIMIT_S) for version in versions]
@@ -137,7 +137,7 @@ async def test_control_first_come_is_unfair(tmp_path: Path, monkeypatch: pytest.
     assert not all(0.8 <= each <= 1.2 for each in ended)
 
 
-async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
+async def wait_a_thousand_times(cache: Cache, store: Line, version: Version) -> None:
     """Let a thousand leases wait through the cache before the first byte is served."""
 
     async def wait() -> None:
@@ -150,7 +150,7 @@ async def a_thousand_wait(cache: Cache, store: Line, version: Version) -> None:
     await asyncio.gather(*waiting)
 
 
-async def twenty_read(cache: Cache, store: Line, version: Version) -> None:
+async def read_twenty_times(cache: Cache, store: Line, version: Version) -> None:
     """Read the version twenty times, without single-flight."""
     store.open.set()
     for _ in range(20):
@@ -163,7 +163,7 @@ async def count_reads(
 ) -> tuple[list[tuple[str, int]], int]:
     """Return the ranges that were read from the store, and how many chunks the version has."""
     store = Line()
-    version = made_up(1, 50)
+    version = make_random_version(1, 50)
     await publish(store, version)
     async with cache_over(root, store) as cache:
         await scenario(cache, store, version)
@@ -171,23 +171,23 @@ async def count_reads(
 
 
 async def test_thousand_waiters_read_each_range_once(tmp_path: Path) -> None:
-    ranges, count = await count_reads(tmp_path, a_thousand_wait)
+    ranges, count = await count_reads(tmp_path, wait_a_thousand_times)
     assert len(ranges) == len(set(ranges)) == count
 
 
 async def test_control_without_single_flight(tmp_path: Path) -> None:
     """Negative control: without single-flight, each range is read twenty times."""
-    ranges, count = await count_reads(tmp_path, twenty_read)
+    ranges, count = await count_reads(tmp_path, read_twenty_times)
     assert len(set(ranges)) == count
     assert len(ranges) == 20 * count
 
 
-async def beside_a_prefetch(root: Path, *, leased: bool) -> float:
+async def start_beside_a_prefetch(root: Path, *, leased: bool) -> float:
     """Start one version while another of the same size is prefetched, and leased as well if `leased`. Return which part
     of all bytes had been served when the start had its own.
     """
     store = Line()
-    early, start = made_up(1, 100), made_up(2, 100)
+    early, start = make_random_version(1, 100), make_random_version(2, 100)
     packs = [await publish(store, version) for version in (early, start)]
     async with cache_over(root, store) as cache, AsyncExitStack() as leases:
         waiting = [asyncio.create_task(cache.version_loader.load(TENANT, early.id, LIMIT_S, urgent=False))]
@@ -208,5 +208,5 @@ async def _enter(leases: AsyncExitStack, lease: AbstractAsyncContextManager[obje
 
 async def test_prefetch_has_a_small_share_until_leased(tmp_path: Path) -> None:
     """A prefetch has a small share beside a start. From the moment a lease waits for it, it has an equal one."""
-    assert await beside_a_prefetch(tmp_path / "alone", leased=False) < 0.7
-    assert await beside_a_prefetch(tmp_path / "wanted", leased=True) > 0.9
+    assert await start_beside_a_prefetch(tmp_path / "alone", leased=False) < 0.7
+    assert await start_beside_a_prefetch(tmp_path / "wanted", leased=True) > 0.9

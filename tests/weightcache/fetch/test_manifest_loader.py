@@ -16,9 +16,9 @@ from tests.weightcache.kit import (
     Version,
     attest,
     attestation_of,
-    describe,
     make_version,
-    running,
+    make_version_of,
+    run_agent,
     settings_of,
 )
 
@@ -27,7 +27,7 @@ VERSION = make_version(seed=1)
 
 def test_draft_is_leased_like_a_version(tmp_path: Path) -> None:
     """A draft is leased like a version, before and after it is published."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION, draft=True)
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
@@ -39,7 +39,7 @@ def test_draft_is_leased_like_a_version(tmp_path: Path) -> None:
 
 def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
     """If there are none, the next lease looks again. Once found, they are kept."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         with agent.acquire(VERSION) as lease:
             assert lease.attestations == ()
@@ -61,7 +61,7 @@ def test_attestations_are_looked_for_until_found(tmp_path: Path) -> None:
 )
 def test_bad_attestation_refuses_the_lease(tmp_path: Path, raw: bytes, reason: str) -> None:
     """An invalid attestation refuses the lease: without it, the known answers would go unchecked."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         asyncio.run(agent.store.put_if_absent(f"{TENANT}/attestations/{VERSION.id}/seal-{'0' * 16}", raw))
         with pytest.raises(Refused, match=reason):
@@ -74,10 +74,10 @@ def manifest_file(agent: RunningAgent, version: Version) -> Path:
 
 def test_damaged_manifest_on_nvme_is_healed(tmp_path: Path) -> None:
     """A manifest that changed on NVMe is set aside, counted, and replaced by the store's, while the lease waits."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
     _keep(tmp_path, VERSION.raw.replace(b"F32", b"I32"))
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         with agent.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
         assert manifest_file(agent, VERSION).read_bytes() == VERSION.raw
@@ -93,7 +93,7 @@ def _keep(data: Path, raw: bytes) -> None:
 
 def test_unreadable_manifest_on_nvme_is_replaced(tmp_path: Path) -> None:
     """A directory in place of a manifest is set aside like a wrong manifest."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         manifest_file(agent, VERSION).mkdir(parents=True)
         agent.acquire(VERSION).close()
@@ -118,7 +118,7 @@ class OnceWrong(FileStore):
 
 def test_bad_read_of_a_document_is_retried(tmp_path: Path) -> None:
     """A manifest or attestation that is read wrong once from the store is read again before it is refused."""
-    with running(settings_of(tmp_path), OnceWrong(tmp_path / "store", "manifests", "attestations")) as agent:
+    with run_agent(settings_of(tmp_path), OnceWrong(tmp_path / "store", "manifests", "attestations")) as agent:
         agent.publish(VERSION)
         asyncio.run(attest(agent.store, VERSION.id))
         with agent.acquire(VERSION) as lease:
@@ -129,7 +129,7 @@ def test_bad_read_of_a_document_is_retried(tmp_path: Path) -> None:
 
 def test_damaged_manifest_in_the_store_is_refused(tmp_path: Path) -> None:
     """A manifest that does not match its version's digest is refused, and not kept on NVMe."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{VERSION.id}", VERSION.raw + b" "))
         with pytest.raises(Refused, match=f"manifest of version {VERSION.id}: its bytes do not match"):
             agent.acquire(VERSION)
@@ -140,11 +140,11 @@ def test_damaged_manifest_in_the_store_is_refused(tmp_path: Path) -> None:
 
 def test_manifest_with_two_lengths_of_a_chunk_is_refused(tmp_path: Path) -> None:
     """The lease is refused although the manifest's digest is right."""
-    good = describe([b"a" * 2 * PAGE_BYTES], 2 * PAGE_BYTES)
+    good = make_version_of([b"a" * 2 * PAGE_BYTES], 2 * PAGE_BYTES)
     (chunk,) = good.manifest.chunks
     chunks = (chunk, Chunk(chunk.digest, PAGE_BYTES))
     raw = encode_manifest(msgspec.structs.replace(good.manifest, chunks=chunks))
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         asyncio.run(agent.store.put_if_absent(f"{TENANT}/manifests/{version_of(raw)}", raw))
         with pytest.raises(Refused, match="has two lengths"):
             agent.acquire(version_of(raw))

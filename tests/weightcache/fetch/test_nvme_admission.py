@@ -24,12 +24,12 @@ from tests.weightcache.kit import (
     TENANT,
     TIMEOUT_S,
     CountingStore,
-    cached,
+    make_store_tier,
     make_version,
+    open_test_cache,
     publish,
     run_tasks,
     settings_of,
-    tier_of,
 )
 from weightcache.app.cache import Cache
 from weightcache.counters import Counters
@@ -84,7 +84,7 @@ class World:
         self.counters = Counters()
         self.loading = False
         verifier = Verifier(threads, is_digest_of, self.counters)
-        disk, store = GatedDisk(threads, verifier), tier_of(MemoryStore())
+        disk, store = GatedDisk(threads, verifier), make_store_tier(MemoryStore())
         self.writes, self.gate = disk.writes, disk.gate
         below = Fetcher((store,), verifier, self.counters)
         self.admissions = NvmeAdmission(arena, disk, below, store, self.counters, lambda: self.loading)
@@ -109,7 +109,7 @@ class World:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[World]:
+async def open_world() -> AsyncIterator[World]:
     with ThreadPoolExecutor(1) as threads:
         arena = Arena(HostIndex(HUGE, SLABS), SlabPool(HUGE, SLABS, threads))
         world = World(arena, threads)
@@ -123,7 +123,7 @@ async def opened() -> AsyncIterator[World]:
 async def test_offered_chunks_are_written_in_order() -> None:
     """At most two chunks are written at once, and their slabs are free afterwards."""
 
-    async with opened() as world:
+    async with open_world() as world:
         await world.load("a", "b", "c")
         await world.begun(2)
         assert world.writes == ["a", "b"]
@@ -137,7 +137,7 @@ async def test_offered_chunks_are_written_in_order() -> None:
 
 
 async def test_one_chunk_is_written_during_loads() -> None:
-    async with opened() as world:
+    async with open_world() as world:
         world.loading = True
         await world.load("a", "b")
         await world.begun(1)
@@ -151,7 +151,7 @@ async def test_one_chunk_is_written_during_loads() -> None:
 async def test_waiting_chunks_give_up_needed_memory() -> None:
     """A version that needs slabs drops as many of the waiting chunks as it needs, the longest waiting first."""
 
-    async with opened() as world:
+    async with open_world() as world:
         world.loading = True
         for name in ("a", "b", "c", "d"):
             await world.load(name, length=HUGE)
@@ -178,7 +178,7 @@ async def test_waiting_chunks_give_up_needed_memory() -> None:
 async def test_chunk_found_wrong_in_memory_is_not_written() -> None:
     """A chunk that waits to be written is dropped when a check finds its memory wrong."""
 
-    async with opened() as world:
+    async with open_world() as world:
         await world.load("a", "b", "c")
         await world.begun(2)
         world.arena.index.drop_damaged(TENANT, "c")
@@ -191,7 +191,7 @@ async def test_chunk_found_wrong_in_memory_is_not_written() -> None:
 async def test_closing_cancels_all_writes() -> None:
     """Running writes are cancelled, and waiting chunks are dropped."""
 
-    async with opened() as world:
+    async with open_world() as world:
         await world.load("a", "b", "c")
         await world.begun(2)
         await world.admissions.close()
@@ -203,23 +203,23 @@ ONE = make_version(seed=1, pages=(4,), files=())
 (CHUNK,) = ONE.manifest.chunks
 
 
-async def ensured(cache: Cache) -> str | None:
+async def prefetch_chunk(cache: Cache) -> str | None:
     """Admit the chunk as a prefetch does."""
     return await cache.admissions.ensure_written(TENANT, CHUNK.digest, CHUNK.length)
 
 
-async def rewritten(cache: Cache) -> None:
+async def rewrite_chunk(cache: Cache) -> None:
     await cache.admissions.rewrite(TENANT, CHUNK.digest)
 
 
-@pytest.mark.parametrize("write", [ensured, rewritten])
+@pytest.mark.parametrize("write", [prefetch_chunk, rewrite_chunk])
 async def test_eviction_waits_for_a_chunk_being_admitted(
     tmp_path: Path, write: Callable[[Cache], Coroutine[None, None, object]]
 ) -> None:
     """A chunk that is being admitted when NVMe is evicted does not stay there."""
     store = CountingStore(FileStore(tmp_path / "store"))
     await publish(store, ONE)
-    async with cached(settings_of(tmp_path), store=store) as cache:
+    async with open_test_cache(settings_of(tmp_path), store=store) as cache:
         store.gate.clear()
         writing = asyncio.create_task(write(cache))
         await eventually(lambda: store.ranges)
@@ -249,8 +249,8 @@ async def test_eviction_waits_for_a_chunk_being_located(tmp_path: Path) -> None:
     """Healing still has to read the chunk's length from the store when NVMe is evicted."""
     store = HeldIndexes()
     await publish(store, ONE)
-    async with cached(settings_of(tmp_path), store=store) as cache:
-        rewriting = asyncio.create_task(rewritten(cache))
+    async with open_test_cache(settings_of(tmp_path), store=store) as cache:
+        rewriting = asyncio.create_task(rewrite_chunk(cache))
         await store.asked.wait()
         evicting = asyncio.create_task(cache.evict("nvme", None, None))
         await run_tasks()
@@ -264,8 +264,8 @@ async def test_load_does_not_wait_for_a_chunk_being_located(tmp_path: Path) -> N
     """While healing reads the chunk's length from the store, a load may read the chunk from other nodes."""
     store = HeldIndexes()
     await publish(store, ONE)
-    async with cached(settings_of(tmp_path), store=store) as cache:
-        rewriting = asyncio.create_task(rewritten(cache))
+    async with open_test_cache(settings_of(tmp_path), store=store) as cache:
+        rewriting = asyncio.create_task(rewrite_chunk(cache))
         await store.asked.wait()
         assert not cache.nvme.may_have(TENANT, CHUNK.digest)
         store.go.set()
@@ -275,8 +275,8 @@ async def test_load_does_not_wait_for_a_chunk_being_located(tmp_path: Path) -> N
 
 async def test_missing_chunk_is_logged_and_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log names the chunk."""
-    async with cached(settings_of(tmp_path)) as cache:
-        await rewritten(cache)
+    async with open_test_cache(settings_of(tmp_path)) as cache:
+        await rewrite_chunk(cache)
     (line,) = [vars(record) for record in caplog.records if record.message == "a kept chunk was not healed"]
     assert line["why"] == ChunkMissing(CHUNK.digest).message
 
@@ -289,11 +289,11 @@ async def test_chunk_of_a_failed_load_is_still_admitted(tmp_path: Path) -> None:
         return lies.pop() if lies else is_digest_of(data, digest)
 
     await publish(store, ONE)
-    async with cached(settings_of(tmp_path), store=store, verify=verify) as cache:
+    async with open_test_cache(settings_of(tmp_path), store=store, verify=verify) as cache:
         store.gate.clear()
         loading = asyncio.create_task(cache.version_loader.load(TENANT, ONE.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
-        ensuring = asyncio.create_task(ensured(cache))
+        ensuring = asyncio.create_task(prefetch_chunk(cache))
         await asyncio.sleep(0)
         store.gate.set()
         with pytest.raises(Refused):
@@ -316,10 +316,10 @@ async def test_chunk_is_admitted_after_another_writer_failed(tmp_path: Path, mon
     monkeypatch.setattr(ChunkFiles, "write", refuse_first)
     store = FileStore(tmp_path / "store")
     await publish(store, ONE)
-    async with cached(settings_of(tmp_path), store=store) as cache:
+    async with open_test_cache(settings_of(tmp_path), store=store) as cache:
         await cache.version_loader.load(TENANT, ONE.id, TIMEOUT_S, urgent=True)
         await asyncio.to_thread(held.wait, TIMEOUT_S)
-        ensuring = asyncio.create_task(ensured(cache))
+        ensuring = asyncio.create_task(prefetch_chunk(cache))
         await asyncio.sleep(0)
         go.set()
         assert await ensuring == "host"
@@ -334,11 +334,11 @@ async def test_prefetch_to_nvme_respects_store_reads(tmp_path: Path) -> None:
     other = make_version(seed=2, pages=(4,), files=())
     for version in (ONE, other):
         await publish(store, version)
-    async with cached(replace(settings_of(tmp_path), store_reads=1), store=store) as cache:
+    async with open_test_cache(replace(settings_of(tmp_path), store_reads=1), store=store) as cache:
         store.gate.clear()
         loading = asyncio.create_task(cache.version_loader.load(TENANT, other.id, TIMEOUT_S, urgent=True))
         await eventually(lambda: store.ranges)
-        ensuring = asyncio.create_task(ensured(cache))
+        ensuring = asyncio.create_task(prefetch_chunk(cache))
         await eventually(lambda: cache.fetcher.scheduler.queued["store"] or len(store.ranges) > 1)
         assert (len(store.ranges), cache.fetcher.scheduler.running["store"]) == (1, 1)
         store.gate.set()

@@ -21,7 +21,7 @@ from tests.weightcache.kit import (
     Version,
     attest,
     make_version,
-    running,
+    run_agent,
     settings_of,
 )
 from weightcache.app.api import State
@@ -41,7 +41,7 @@ def wait_until_idle(agent: RunningAgent) -> State:
 def test_prefetched_version_needs_no_read(tmp_path: Path) -> None:
     """A lease after the prefetch reads nothing. The control: a lease without one reads all chunks."""
     other = make_version(seed=3)
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(other)
         agent.prefetch(VERSION)
@@ -59,7 +59,7 @@ def test_prefetched_version_needs_no_read(tmp_path: Path) -> None:
 def test_prefetch_shares_one_load_with_leases(tmp_path: Path) -> None:
     """However often the version is prefetched and leased meanwhile, each chunk is read once."""
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
         for _ in range(5):
@@ -80,7 +80,7 @@ def test_prefetch_shares_one_load_with_leases(tmp_path: Path) -> None:
 def test_prefetch_yields_to_a_lease(tmp_path: Path, urgent: bool) -> None:
     """Queued reads wait until another version's lease is done. An urgent prefetch does not yield."""
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         agent.publish(LARGE)
         store.gate.clear()
@@ -102,7 +102,7 @@ def test_prefetch_yields_to_a_lease(tmp_path: Path, urgent: bool) -> None:
 
 def test_lease_after_an_urgent_prefetch_reports_its_tiers(tmp_path: Path) -> None:
     """The first lease after an urgent prefetch reports the store. All other leases report memory."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         for version, urgent in ((VERSION, True), (LARGE, False)):
             agent.publish(version)
             asyncio.run(attest(agent.store, version.id))
@@ -117,7 +117,7 @@ def test_lease_after_an_urgent_prefetch_reports_its_tiers(tmp_path: Path) -> Non
 
 def test_nvme_prefetch_uses_no_memory(tmp_path: Path) -> None:
     """The prefetched chunks are only on NVMe, and a lease reads them from there."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.prefetch(VERSION, "nvme")
         state = wait_until_idle(agent)
@@ -131,7 +131,7 @@ def test_nvme_prefetch_uses_no_memory(tmp_path: Path) -> None:
 def test_two_prefetches_to_nvme_share_their_reads(tmp_path: Path) -> None:
     """Two prefetches and a waiting lease read each chunk once, and all of them finish."""
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
         agent.prefetch(VERSION, "nvme")
@@ -152,7 +152,7 @@ def test_two_prefetches_to_nvme_share_their_reads(tmp_path: Path) -> None:
 def test_version_too_large_for_memory_is_prefetched_to_nvme(tmp_path: Path) -> None:
     """A version of two slabs does not fit an agent with one."""
     huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=128, files=())
-    with running(settings_of(tmp_path, slabs=1)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(huge)
         agent.prefetch(huge)
         state = wait_until_idle(agent)
@@ -165,7 +165,7 @@ def test_prefetch_respects_tenant_quotas(tmp_path: Path) -> None:
         make_version(seed=n, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=()) for n in (1, 2, 3)
     )
     huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=64, files=())
-    with running(replace(settings_of(tmp_path, slabs=2), host_quota=50)) as agent:
+    with run_agent(replace(settings_of(tmp_path, slabs=2), host_quota=50)) as agent:
         for version in (mine, more, huge):
             agent.publish(version)
         agent.publish(theirs, tenant="other")
@@ -190,7 +190,7 @@ def test_lease_takes_the_memory_of_a_prefetch(tmp_path: Path) -> None:
     """A start that needs the memory of a running prefetch gets it after the read in progress."""
     store = CountingStore(FileStore(tmp_path / "store"))
     prefetched, started = full(1), full(2)
-    with running(settings_of(tmp_path, slabs=1), store) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1), store) as agent:
         agent.publish(prefetched)
         agent.publish(started)
         store.gate.clear()
@@ -207,7 +207,7 @@ def test_lease_takes_the_memory_of_a_prefetch(tmp_path: Path) -> None:
 
 def test_failed_prefetch_is_counted_by_code(tmp_path: Path) -> None:
     """A failed prefetch is only counted, because no client waits for it."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.prefetch("0" * 64)
         agent.prefetch("0" * 64, "nvme")
         assert wait_until_idle(agent).prefetches.failed == {"manifest_missing": 2}
@@ -216,7 +216,7 @@ def test_failed_prefetch_is_counted_by_code(tmp_path: Path) -> None:
 def test_prefetches_are_bounded(tmp_path: Path) -> None:
     """A prefetch over the bound is refused as retryable. Waiting prefetches end with the agent."""
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
         agent.prefetch(VERSION)
@@ -242,7 +242,7 @@ def test_prefetches_are_bounded(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_prefetch_is_refused(tmp_path: Path, body: dict[str, object]) -> None:
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         with pytest.raises(Refused) as refused:
             agent.ask("POST", "/v1/prefetch", NoneType, body)
         assert isinstance(refused.value.failure, RemoteFailure)
@@ -254,7 +254,7 @@ def test_chunks_that_nvme_cannot_keep_are_not_read(tmp_path: Path, monkeypatch: 
     """However often a version is prefetched, the store is not read for chunks that NVMe would refuse."""
     nvme_bytes = {"larger than the tier": len(LARGE.linear) - 1, "what others keep": 3 * len(LARGE.linear) // 2}
     settings = replace(settings_of(tmp_path, nvme_bytes=nvme_bytes.get(why, 1 << 30)), nvme_quota=50)
-    with running(settings) as agent:
+    with run_agent(settings) as agent:
         if why == "what others keep":
             agent.publish(LARGE, "umbrella")
             agent.prefetch(LARGE, "nvme", tenant="umbrella")

@@ -22,11 +22,11 @@ from tests.weightcache.kit import (
     TIMEOUT_S,
     CountingStore,
     attest,
-    cached,
-    describe,
     make_version,
+    make_version_of,
+    open_test_cache,
     publish,
-    running,
+    run_agent,
     settings_of,
 )
 from weightcache.client.lease import Lease
@@ -52,7 +52,7 @@ def at_once(call: Callable[[int], Lease], count: int) -> list[Lease]:
 def test_two_hundred_leases_read_each_chunk_once(tmp_path: Path) -> None:
     """200 concurrent leases of one version read each chunk once, and all see its bytes."""
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         leases = at_once(lambda _: agent.acquire(VERSION), 200)
         assert all(lease.view(0, lease.total_bytes) == VERSION.linear for lease in leases)
@@ -68,9 +68,9 @@ def test_two_hundred_leases_read_each_chunk_once(tmp_path: Path) -> None:
 def test_shared_chunks_are_read_once(tmp_path: Path) -> None:
     """Two versions that are leased at once read their shared chunks once."""
     base = make_version(seed=1, pages=(40,), files=())
-    longer = describe([*base.chunks, b"x" * PAGE_BYTES], 4 * PAGE_BYTES)
+    longer = make_version_of([*base.chunks, b"x" * PAGE_BYTES], 4 * PAGE_BYTES)
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         for version in (base, longer):
             agent.publish(version)
         leases = at_once(lambda number: agent.acquire((base, longer)[number % 2]), 16)
@@ -83,8 +83,8 @@ def test_shared_chunks_are_read_once(tmp_path: Path) -> None:
 def test_failure_reaches_every_waiting_client(tmp_path: Path) -> None:
     """A corrupt chunk is read once and refused by name to every waiting client."""
     store = CountingStore(MemoryStore())
-    with running(settings_of(tmp_path), store) as agent:
-        broken = describe([b"a" * PAGE_BYTES], PAGE_BYTES)
+    with run_agent(settings_of(tmp_path), store) as agent:
+        broken = make_version_of([b"a" * PAGE_BYTES], PAGE_BYTES)
         pack = agent.publish(broken)
         body = bytearray(asyncio.run(store.read(f"{TENANT}/packs/{pack}")))
         body[7] ^= 1
@@ -105,7 +105,7 @@ def test_load_ends_with_its_last_client(tmp_path: Path) -> None:
     """Clients that disconnect leave their load. Without clients, queued reads are dropped and no slab is kept."""
     store = CountingStore(FileStore(tmp_path / "store"))
     version = make_version(seed=2, pages=(200,), chunk_pages=4)
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(version)
         store.gate.clear()
         clients = [agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET) for _ in range(3)]
@@ -125,7 +125,7 @@ def test_load_ends_with_its_last_client(tmp_path: Path) -> None:
 def test_cancelled_lease_leaves_the_shared_load(tmp_path: Path) -> None:
     """The client that began a load may leave, and the others get their leases from it."""
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
         first = agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)
@@ -144,7 +144,7 @@ def test_cancelled_lease_leaves_the_shared_load(tmp_path: Path) -> None:
 async def test_lease_during_the_last_clients_exit_is_granted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that comes just as the last client of a finished load leaves is pinned once, and released."""
 
-    async with cached(settings_of(tmp_path), VERSION) as cache:
+    async with open_test_cache(settings_of(tmp_path), VERSION) as cache:
         index = cache.arena.index
         later: list[asyncio.Task[None]] = []
 
@@ -172,7 +172,7 @@ async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None
         raise TimeoutError
 
     await publish(FileStore(tmp_path / "store"), VERSION)
-    async with cached(settings_of(tmp_path)) as cache:
+    async with open_test_cache(settings_of(tmp_path)) as cache:
         with pytest.raises(TimeoutError):
             await cache.version_loader.pin_version(TENANT, VERSION.id, TIMEOUT_S, on_loading=tell).__aenter__()
         await cache.loader.wait_until_idle()
@@ -181,7 +181,7 @@ async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None
 
 def test_waiting_lease_times_out(tmp_path: Path) -> None:
     store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
+    with run_agent(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
         with pytest.raises(Refused) as refused:
@@ -192,7 +192,7 @@ def test_waiting_lease_times_out(tmp_path: Path) -> None:
 
 def test_version_in_memory_needs_no_read(tmp_path: Path) -> None:
     """An attested version in memory is leased without reading disk or store."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         asyncio.run(attest(agent.store, VERSION.id))
         agent.keep(VERSION)
         for kind in ("manifests", "attestations", "packs", "index"):
@@ -210,7 +210,7 @@ def test_leased_versions_are_not_evicted(tmp_path: Path) -> None:
     big = make_version(seed=6, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     another = make_version(seed=7, pages=(HUGE // PAGE_BYTES,), chunk_pages=64, files=())
     huge = make_version(seed=8, pages=(2 * HUGE // PAGE_BYTES,), chunk_pages=64, files=())
-    with running(settings_of(tmp_path, slabs=1)) as agent:
+    with run_agent(settings_of(tmp_path, slabs=1)) as agent:
         for version in (big, another, huge):
             agent.publish(version)
         with agent.acquire(big) as lease:
@@ -224,11 +224,11 @@ def test_leased_versions_are_not_evicted(tmp_path: Path) -> None:
 async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that needs more slabs than a lease can hold is refused, and other tenants' versions stay in memory."""
     monkeypatch.setattr(version_loader, "MAX_SLABS", 2)
-    kept = [describe([bytes([mark]) * HUGE, bytes([mark + 1]) * HUGE], HUGE) for mark in (1, 3)]
-    wide = describe([bytes([mark]) * HUGE for mark in (5, 6, 7)], HUGE)
+    kept = [make_version_of([bytes([mark]) * HUGE, bytes([mark + 1]) * HUGE], HUGE) for mark in (1, 3)]
+    wide = make_version_of([bytes([mark]) * HUGE for mark in (5, 6, 7)], HUGE)
 
     await publish(FileStore(tmp_path / "store"), wide, "other")
-    async with cached(settings_of(tmp_path, slabs=4), *kept) as cache:
+    async with open_test_cache(settings_of(tmp_path, slabs=4), *kept) as cache:
         with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
             await cache.version_loader.load("other", wide.id, TIMEOUT_S, urgent=True)
         assert all(cache.version_loader.try_hot_tally(TENANT, version.id) for version in kept)
@@ -240,14 +240,14 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
 ) -> None:
     """The refusal comes after places were reserved. Versions that share its chunks load, and later so does it."""
     base = make_version(seed=1, pages=(40,), files=())
-    wide = describe([*base.chunks, *(bytes([mark]) * HUGE for mark in (1, 2))], HUGE)
+    wide = make_version_of([*base.chunks, *(bytes([mark]) * HUGE for mark in (1, 2))], HUGE)
 
     def refuse(*_: object) -> ResidentVersion:
         raise OSError(errno.EMFILE, "too many open files")
 
     for version in (base, wide):
         await publish(FileStore(tmp_path / "store"), version)
-    async with cached(settings_of(tmp_path)) as cache:
+    async with open_test_cache(settings_of(tmp_path)) as cache:
         with monkeypatch.context() as patch:
             if why == "too many slabs":
                 patch.setattr(version_loader, "MAX_SLABS", 2)

@@ -21,7 +21,7 @@ def version(*names: str, length: int = SLAB // 4) -> Chunks:
     return [(name, length) for name in names]
 
 
-def brought(index: HostIndex, reservation: Reservation) -> Reservation:
+def finish_loads(index: HostIndex, reservation: Reservation) -> Reservation:
     """Mark the reservation's loads as successful."""
     for digest in reservation.to_load:
         index.mark_ready(reservation.tenant, digest)
@@ -146,7 +146,7 @@ TestHostMachine.settings = settings(max_examples=150, stateful_step_count=40)
 def test_shared_chunks_are_there_once() -> None:
     """A second version's reservation loads only the chunks that the first one did not."""
     index = HostIndex(SLAB, 4)
-    first = brought(index, index.reserve("a", version("x", "y"), 1.0))
+    first = finish_loads(index, index.reserve("a", version("x", "y"), 1.0))
     second = index.reserve("a", version("y", "z"), 2.0)
     assert (second.to_load, second.to_await) == (("z",), ())
     assert second.places["y"] == first.places["y"]
@@ -163,7 +163,7 @@ def test_a_load_in_progress_is_waited_for() -> None:
 def test_tenants_share_nothing() -> None:
     """The same chunk of another tenant is loaded into another slab."""
     index = HostIndex(SLAB, 4)
-    first = brought(index, index.reserve("a", version("x"), 1.0))
+    first = finish_loads(index, index.reserve("a", version("x"), 1.0))
     second = index.reserve("b", version("x"), 2.0)
     assert second.to_load == ("x",)
     assert not set(first.slabs) & set(second.slabs)
@@ -172,8 +172,8 @@ def test_tenants_share_nothing() -> None:
 def test_least_recently_used_goes_first() -> None:
     """A lease renews its slabs, and the least recently used slab is evicted."""
     index = HostIndex(SLAB, 2)
-    older = brought(index, index.reserve("a", [("x", SLAB)], 1.0))
-    newer = brought(index, index.reserve("a", [("y", SLAB)], 2.0))
+    older = finish_loads(index, index.reserve("a", [("x", SLAB)], 1.0))
+    newer = finish_loads(index, index.reserve("a", [("y", SLAB)], 2.0))
     index.unpin(older.slabs)
     index.unpin(newer.slabs)
     index.add_holder(1, older.slabs, 3.0)
@@ -184,7 +184,7 @@ def test_least_recently_used_goes_first() -> None:
 def test_a_living_holder_keeps_its_slab() -> None:
     """A slab that a live process received is not reused, even without a lease. The death of the process frees it."""
     index = HostIndex(SLAB, 1)
-    first = brought(index, index.reserve("a", [("x", SLAB)], 1.0))
+    first = finish_loads(index, index.reserve("a", [("x", SLAB)], 1.0))
     index.add_holder(7, first.slabs, 1.0)
     index.unpin(first.slabs)
     with pytest.raises(Refused) as refused:
@@ -199,7 +199,7 @@ def test_scattered_chunks_do_not_keep_their_version_out() -> None:
     """If a version has one chunk in each slab, those chunks are evicted to make room for the rest of it."""
     index = HostIndex(SLAB, 3)
     for number, name in enumerate("xyz"):
-        mixed = brought(index, index.reserve("a", [(name, SLAB // 4), (f"other{number}", SLAB // 4 * 3)], 1.0))
+        mixed = finish_loads(index, index.reserve("a", [(name, SLAB // 4), (f"other{number}", SLAB // 4 * 3)], 1.0))
         index.unpin(mixed.slabs)
     wide = [("x", SLAB // 4), ("y", SLAB // 4), ("z", SLAB // 4), ("big", SLAB), ("bigger", SLAB)]
     assert len(index.reserve("a", wide, 2.0).slabs) == 3
@@ -212,7 +212,7 @@ def test_costlier_slab_is_evicted_later() -> None:
         index = HostIndex(SLAB, 2, reload_s=lambda _, chunks: sum(9.0 if name == "far" else 0.1 for name, _ in chunks))
         slabs = {}
         for name, used_at in (("far", 1.0), ("near", now - 1.0)):
-            arrived = brought(index, index.reserve("a", [(name, SLAB)], used_at))
+            arrived = finish_loads(index, index.reserve("a", [(name, SLAB)], used_at))
             index.unpin(arrived.slabs)
             slabs[name] = arrived.slabs
         assert index.reserve("a", [("new", SLAB)], now).evicted_slabs == slabs[gone]
@@ -221,15 +221,15 @@ def test_costlier_slab_is_evicted_later() -> None:
 def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
     """A tenant may exceed its quota while there is room. Others take from it first, and it only from itself."""
     index = HostIndex(SLAB, 3, quota=1)
-    mine = [brought(index, index.reserve("a", [(name, SLAB)], 1.0)) for name in "xy"]
+    mine = [finish_loads(index, index.reserve("a", [(name, SLAB)], 1.0)) for name in "xy"]
     for each in mine:
         index.unpin(each.slabs)
-    theirs = brought(index, index.reserve("b", [("x", SLAB)], 0.0))
+    theirs = finish_loads(index, index.reserve("b", [("x", SLAB)], 0.0))
     index.unpin(theirs.slabs)
     assert index.slabs_by_tenant == {"a": 2, "b": 1}
-    again = brought(index, index.reserve("a", [("z", SLAB)], 2.0))
+    again = finish_loads(index, index.reserve("a", [("z", SLAB)], 2.0))
     assert set(again.evicted_slabs) < {slab for each in mine for slab in each.slabs}, "though b's is the oldest"
-    third = brought(index, index.reserve("c", [("x", SLAB)], 3.0))
+    third = finish_loads(index, index.reserve("c", [("x", SLAB)], 3.0))
     assert index.slabs_by_tenant == {"a": 1, "b": 1, "c": 1}
     index.add_holder(1, (*again.slabs, *third.slabs), 3.0)
     with pytest.raises(Refused, match="this tenant's share of the weight cache is full"):
@@ -257,7 +257,7 @@ def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
 def test_version_that_can_never_fit_is_refused(chunks: Chunks, failure: CapacityExceeded) -> None:
     """The refusal is permanent, and the index is unchanged."""
     index = HostIndex(SLAB, 2)
-    brought(index, index.reserve("a", version("y"), 1.0))
+    finish_loads(index, index.reserve("a", version("y"), 1.0))
     with pytest.raises(Refused) as refused:
         index.reserve("a", chunks, 2.0)
     assert refused.value.failure == failure
@@ -267,7 +267,7 @@ def test_version_that_can_never_fit_is_refused(chunks: Chunks, failure: Capacity
 def test_one_digest_two_lengths() -> None:
     """A manifest that gives a loaded chunk another length is refused: its mapping would be wrong."""
     index = HostIndex(SLAB, 2)
-    brought(index, index.reserve("a", [("x", PAGE_BYTES)], 1.0))
+    finish_loads(index, index.reserve("a", [("x", PAGE_BYTES)], 1.0))
     with pytest.raises(Refused) as refused:
         index.reserve("a", [("x", 2 * PAGE_BYTES)], 2.0)
     assert refused.value.failure == ChunkCorrupt("x", "host")
@@ -286,7 +286,7 @@ def test_failed_loads_leave_no_slab_behind() -> None:
 def test_integrity_control() -> None:
     """Negative control: the check finds two chunks in one place, and a chunk in another tenant's slab."""
     index = HostIndex(SLAB, 2)
-    brought(index, index.reserve("a", version("x", "y"), 1.0))
+    finish_loads(index, index.reserve("a", version("x", "y"), 1.0))
     entries = index._chunks
     kept = entries["a", "y"].place
     entries["a", "y"].place = entries["a", "x"].place

@@ -30,42 +30,42 @@ def slab_of(length: int = HUGE) -> Iterator[Slab]:
         slab.close()
 
 
-def mapped_writable(fd: int) -> None:
+def map_writable(fd: int) -> None:
     mmap.mmap(fd, HUGE, prot=mmap.PROT_READ | mmap.PROT_WRITE).close()
 
 
-def reopened_and_mapped(fd: int) -> None:
+def reopen_and_map(fd: int) -> None:
     again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     try:
-        mapped_writable(again)
+        map_writable(again)
     finally:
         os.close(again)
 
 
-def written(fd: int) -> None:
+def write_to_descriptor(fd: int) -> None:
     os.pwrite(fd, b"x", 0)
 
 
-def truncated(fd: int) -> None:
+def shrink(fd: int) -> None:
     os.ftruncate(fd, 0)
 
 
-def grown(fd: int) -> None:
+def grow(fd: int) -> None:
     os.ftruncate(fd, 2 * HUGE)
 
 
-def punched(fd: int) -> None:
+def punch_a_hole(fd: int) -> None:
     keep_size, punch_hole = 1, 2
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     if fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(4096)) != 0:
         raise OSError(ctypes.get_errno(), "fallocate")
 
 
-def unsealed(fd: int) -> None:
+def add_a_seal(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
 
-def made_writable(fd: int) -> None:
+def make_writable(fd: int) -> None:
     address = libc.reserve(HUGE)
     try:
         libc.map_shared(address, HUGE, fd, 0, writable=False)
@@ -76,7 +76,7 @@ def made_writable(fd: int) -> None:
         libc.unmap(address, HUGE)
 
 
-def discarded(fd: int) -> None:
+def discard_pages(fd: int) -> None:
     madv_remove = 9
     address = libc.reserve(HUGE)
     try:
@@ -87,15 +87,15 @@ def discarded(fd: int) -> None:
 
 
 ATTEMPTS = [
-    pytest.param(mapped_writable, id="map it writable"),
-    pytest.param(reopened_and_mapped, id="open it again and map that writable"),
-    pytest.param(written, id="write to the descriptor"),
-    pytest.param(truncated, id="shrink it"),
-    pytest.param(grown, id="grow it"),
-    pytest.param(punched, id="punch a hole"),
-    pytest.param(unsealed, id="add a seal that would stop the agent"),
-    pytest.param(made_writable, id="make a read-only mapping writable"),
-    pytest.param(discarded, id="discard its pages"),
+    pytest.param(map_writable, id="map it writable"),
+    pytest.param(reopen_and_map, id="open it again and map that writable"),
+    pytest.param(write_to_descriptor, id="write to the descriptor"),
+    pytest.param(shrink, id="shrink it"),
+    pytest.param(grow, id="grow it"),
+    pytest.param(punch_a_hole, id="punch a hole"),
+    pytest.param(add_a_seal, id="add a seal that would stop the agent"),
+    pytest.param(make_writable, id="make a read-only mapping writable"),
+    pytest.param(discard_pages, id="discard its pages"),
 ]
 
 
@@ -113,7 +113,7 @@ def test_receiver_of_a_slab_can_not_change_it(attempt: Callable[[int], None]) ->
             assert seen[:5] == b"again"
 
 
-@pytest.mark.parametrize("attempt", [a for a in ATTEMPTS if a.values[0] is not unsealed])
+@pytest.mark.parametrize("attempt", [a for a in ATTEMPTS if a.values[0] is not add_a_seal])
 def test_receiver_control(attempt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without the seals each of these attempts succeeds."""
     monkeypatch.setattr(libc, "SLAB_SEALS", 0)
@@ -150,7 +150,7 @@ def test_failed_slab_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @asynccontextmanager
-async def pooled(
+async def open_pool(
     make: Callable[[int], Slab] = Slab, limit: int = 2, spare: int = 1, at_once: int = 1, quiet_s: float = 0.0
 ) -> AsyncIterator[SlabPool]:
     with ThreadPoolExecutor(at_once) as executor:
@@ -161,7 +161,7 @@ async def pooled(
             await pool.close()
 
 
-async def free(pool: SlabPool, count: int) -> None:
+async def wait_until_free(pool: SlabPool, count: int) -> None:
     """Wait until `count` slabs are free."""
     await eventually(lambda: pool.counts["free"] == count)
 
@@ -169,7 +169,7 @@ async def free(pool: SlabPool, count: int) -> None:
 async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
     """A spare is made when one is taken, never beyond the limit. A taker over the limit waits for a return."""
 
-    async with pooled() as pool:
+    async with open_pool() as pool:
         first = await pool.acquire("a", 10)
         second = await pool.acquire("a", 10)
         assert first is not second
@@ -184,7 +184,7 @@ async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
 async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
     """A slab that is given back after the pool closed is unmapped already, and nothing happens."""
 
-    async with pooled() as pool:
+    async with open_pool() as pool:
         slab = await pool.acquire("a", 10)
         await pool.close()
         pool.release(slab)
@@ -194,21 +194,21 @@ async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
 async def test_pool_keeps_a_spare() -> None:
     """`spare` slabs are made in the background, one after another, never beyond the limit."""
 
-    async with pooled(limit=4, spare=3, quiet_s=0.0) as pool:
+    async with open_pool(limit=4, spare=3, quiet_s=0.0) as pool:
         pool.ensure_spare()
-        await free(pool, 3)
+        await wait_until_free(pool, 3)
         await pool.acquire("a", 10)
         await pool.acquire("a", 10)
-        await free(pool, 2)
+        await wait_until_free(pool, 2)
         assert pool.counts["used"] == 2
 
 
 async def test_pool_waits_for_quiet() -> None:
     """For `quiet_s` after a take no spares are made, because the restore may still run. Waiting takers are served."""
 
-    async with pooled(limit=8, spare=2, quiet_s=3600.0) as pool:
+    async with open_pool(limit=8, spare=2, quiet_s=3600.0) as pool:
         pool.ensure_spare()
-        await free(pool, 2)
+        await wait_until_free(pool, 2)
         for _ in range(3):
             await pool.acquire("a", 10)
         assert pool.counts == {"used": 3, "free": 0, "huge": pool.counts["huge"]}
@@ -222,7 +222,7 @@ async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
         both.wait()
         return Slab(length)
 
-    async with pooled(make, limit=2, at_once=2) as pool:
+    async with open_pool(make, limit=2, at_once=2) as pool:
         first, second = await asyncio.gather(pool.acquire("a", 20), pool.acquire("a", 20))
         assert first is not second
 
@@ -230,7 +230,7 @@ async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
 async def test_pool_zeroes_between_tenants() -> None:
     """The next tenant gets zero bytes. The same tenant gets its slab back without zeroing."""
 
-    async with pooled(limit=1) as pool:
+    async with open_pool(limit=1) as pool:
         slab = await pool.acquire("a", 10)
         slab.view(HUGE - 6, 6)[:] = b"secret"
         pool.release(slab)
@@ -244,7 +244,7 @@ async def test_pool_zeroes_between_tenants() -> None:
 async def test_cancelled_taker_leaves_the_slab_to_the_next() -> None:
     """A taker that is cancelled while its slab is being zeroed leaves the slab to the next taker."""
 
-    async with pooled(limit=1) as pool:
+    async with open_pool(limit=1) as pool:
         slab = await pool.acquire("a", 10)
         slab.view(0, 6)[:] = b"secret"
         pool.release(slab)
@@ -267,7 +267,7 @@ async def test_failed_slab_is_retried_for_the_next_taker(error: Exception) -> No
             raise error
         return Slab(length)
 
-    async with pooled(make) as pool, asyncio.timeout(5.0):
+    async with open_pool(make) as pool, asyncio.timeout(5.0):
         with pytest.raises(Refused, match="memory for the weight cache"):
             await pool.acquire("a", 10)
         failing.append(False)
@@ -276,7 +276,7 @@ async def test_failed_slab_is_retried_for_the_next_taker(error: Exception) -> No
 
 
 async def test_waiting_for_a_slab_times_out() -> None:
-    async with pooled(limit=1) as pool:
+    async with open_pool(limit=1) as pool:
         await pool.acquire("a", 10)
         with pytest.raises(Refused, match="memory for the weight cache"):
             await pool.acquire("a", 0.01)

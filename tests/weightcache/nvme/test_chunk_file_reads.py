@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def open_file(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY)
     try:
         yield fd
@@ -43,14 +43,14 @@ def opened(path: Path) -> Iterator[int]:
 
 def read(path: Path, length: int = LENGTH) -> tuple[ReadPath, bytes]:
     into = memoryview(mmap.mmap(-1, length))
-    with opened(path) as fd:
+    with open_file(path) as fd:
         way = read_start(fd, into)
         assert not _fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT, "the descriptor's flags are restored"
     return way, bytes(into)
 
 
 def is_cached(path: Path) -> bool:
-    with opened(path) as fd:
+    with open_file(path) as fd:
         return libc.missing_pages(fd, LENGTH) == 0
 
 
@@ -100,7 +100,7 @@ def test_partly_cached_file_is_read_directly(path: Path, pages: int, way: ReadPa
     """A partly cached file is read past the page cache, unless at most an eighth of it is missing."""
     needs_a_disk(path)
     forget(path)
-    with opened(path) as fd:
+    with open_file(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         for page in range(pages):
             os.pread(fd, PAGE_BYTES, page * PAGE_BYTES)

@@ -21,7 +21,7 @@ BODY = bytes(range(256)) * (2 * PAGE_BYTES // 256)
 DIGEST = blake3(BODY).hexdigest()
 
 
-def aligned(length: int) -> memoryview:
+def page_aligned_buffer(length: int) -> memoryview:
     return memoryview(mmap.mmap(-1, length))
 
 
@@ -33,8 +33,8 @@ def tier(tmp_path: Path) -> ChunkFiles:
     return tier
 
 
-def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
-    into = aligned(len(body))
+def write_chunk(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
+    into = page_aligned_buffer(len(body))
     into[:] = body
     path = tier.chunk_path("a", digest)
     tier.write(path, into, direct=True)
@@ -42,7 +42,7 @@ def written(tier: ChunkFiles, body: bytes = BODY, digest: str = DIGEST) -> Path:
 
 
 def read(tier: ChunkFiles, path: Path) -> tuple[ReadOutcome, bytes]:
-    into = aligned(len(BODY))
+    into = page_aligned_buffer(len(BODY))
     return tier.read(path, into).outcome, bytes(into)
 
 
@@ -51,7 +51,7 @@ def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPa
     """A written chunk is read back, with or without O_DIRECT, and the staging directory is empty."""
     if not direct:
         refuse_direct(monkeypatch)
-    path = written(tier)
+    path = write_chunk(tier)
     assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
     assert [found.digest for found in tier.scan()] == [DIGEST]
     assert os.listdir(path.parents[2] / chunk_files.STAGING) == []
@@ -59,7 +59,7 @@ def test_round_trip(tier: ChunkFiles, direct: bool, monkeypatch: pytest.MonkeyPa
 
 def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) -> None:
     """Foreign directories in staging, quarantine or in place of a chunk stay. Staging files are removed."""
-    written(tier)
+    write_chunk(tier)
     foreign = [
         tmp_path / chunk_files.STAGING / "lost+found",
         tmp_path / chunk_files.QUARANTINE / "lost+found",
@@ -71,8 +71,8 @@ def test_foreign_directories_are_left_alone(tier: ChunkFiles, tmp_path: Path) ->
     tier.open()
     tier.close()
     for number in range(MAX_QUARANTINED + 1):
-        tier.quarantine(written(tier), f"bad-{number}")
-    written(tier)
+        tier.quarantine(write_chunk(tier), f"bad-{number}")
+    write_chunk(tier)
     assert [found.tenant for found in tier.scan()] == ["a"]
     assert all(directory.is_dir() for directory in foreign)
     assert not (tmp_path / chunk_files.STAGING / "draft").exists()
@@ -97,7 +97,7 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize("damage", [shorten, cut_oddly, lengthen, empty])
 def test_file_of_another_length_is_reported(tier: ChunkFiles, damage: Callable[[Path], None]) -> None:
     """A file of another length and a missing file are reported as such."""
-    path = written(tier)
+    path = write_chunk(tier)
     damage(path)
     assert read(tier, path)[0] is ReadOutcome.LENGTH
     path.unlink()
@@ -106,7 +106,7 @@ def test_file_of_another_length_is_reported(tier: ChunkFiles, damage: Callable[[
 
 def test_read_that_ends_early_is_short(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that comes in parts is whole. One that ends before the file's length is short."""
-    path = written(tier)
+    path = write_chunk(tier)
     real = os.preadv
 
     def piecemeal(fd: int, parts: list[memoryview], offset: int) -> int:
@@ -121,7 +121,7 @@ def test_read_that_ends_early_is_short(tier: ChunkFiles, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
 def test_only_disk_errors_make_a_file_unreadable(tier: ChunkFiles, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """EIO means that the file is unreadable. Other errors, such as EMFILE, say nothing about the file."""
-    path = written(tier)
+    path = write_chunk(tier)
 
     def failing(number: int) -> Callable[..., int]:
         def fail(*_: object) -> int:
@@ -141,7 +141,7 @@ def test_only_disk_errors_make_a_file_unreadable(tier: ChunkFiles, call: str, mo
 
 def test_read_renews_recency(tier: ChunkFiles) -> None:
     """The time of the last read is kept in the file, for the next agent."""
-    path = written(tier)
+    path = write_chunk(tier)
     os.utime(path, (1.0, 1.0))
     assert [found.used_at for found in tier.scan()] == [1.0]
     read(tier, path)
@@ -150,7 +150,7 @@ def test_read_renews_recency(tier: ChunkFiles) -> None:
 
 def test_time_to_come_is_now(tier: ChunkFiles) -> None:
     """A file time in the future is set to now, so the file ages as others do."""
-    path = written(tier)
+    path = write_chunk(tier)
     os.utime(path, (2**33, 2**33))
     (first,) = tier.scan()
     assert first.used_at <= time.time()
@@ -161,9 +161,9 @@ def test_time_to_come_is_now(tier: ChunkFiles) -> None:
 def test_scrub_reads_past_the_page_cache(tier: ChunkFiles, tmp_path: Path) -> None:
     """A scrub reads from the disk even if the file is cached: the page cache says nothing about the disk."""
     needs_a_disk(tmp_path)
-    path = written(tier)
+    path = write_chunk(tier)
     path.read_bytes()
-    into = aligned(len(BODY))
+    into = page_aligned_buffer(len(BODY))
     assert tier.read(path, into).read_path is ReadPath.CACHED
     assert tier.read(path, into, touch=False).read_path is ReadPath.DIRECT
     assert bytes(into) == BODY
@@ -173,7 +173,7 @@ def test_a_disk_that_became_read_only_is_read(
     tier: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the read can't be kept, but the bytes are read."""
-    path = written(tier)
+    path = write_chunk(tier)
     make_read_only(monkeypatch, tmp_path)
     assert read(tier, path) == (ReadOutcome.WHOLE, BODY)
 
@@ -182,7 +182,7 @@ def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.Monke
     """A full disk leaves neither the file nor a staging file."""
     fill(monkeypatch)
     with pytest.raises(OSError, match="no space"):
-        written(tier)
+        write_chunk(tier)
     path = tier.chunk_path("a", DIGEST)
     assert not path.exists()
     assert os.listdir(path.parents[2] / chunk_files.STAGING) == []
@@ -202,7 +202,7 @@ def test_second_owner_is_refused(tmp_path: Path) -> None:
 
 
 def test_scan_finds_only_chunk_names(tier: ChunkFiles, tmp_path: Path) -> None:
-    written(tier)
+    write_chunk(tier)
     for name in ("a/zz/short", f"a/zz/{DIGEST}", f"a/{DIGEST[:2]}/{DIGEST}.tmp", f".hidden/{DIGEST[:2]}/{DIGEST}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -211,7 +211,7 @@ def test_scan_finds_only_chunk_names(tier: ChunkFiles, tmp_path: Path) -> None:
 
 def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
     """A file that is removed during a scan is left out."""
-    paths = [written(tier, digest=DIGEST[:-1] + mark) for mark in "abc"]
+    paths = [write_chunk(tier, digest=DIGEST[:-1] + mark) for mark in "abc"]
     found = tier.scan()
     next(found)
     tier.remove(paths)
@@ -221,7 +221,7 @@ def test_a_file_that_goes_during_a_scan(tier: ChunkFiles) -> None:
 def test_quarantine_keeps_the_newest_files(tier: ChunkFiles, tmp_path: Path) -> None:
     """A quarantined file is moved aside, only the newest `MAX_QUARANTINED` are kept, and a missing file is no error."""
     for number in range(MAX_QUARANTINED + 3):
-        tier.quarantine(written(tier), f"bad{number}")
+        tier.quarantine(write_chunk(tier), f"bad{number}")
     tier.quarantine(tier.chunk_path("a", DIGEST), "again")
     assert not tier.chunk_path("a", DIGEST).exists()
     kept = {name.split(".")[0] for name in os.listdir(tmp_path / chunk_files.QUARANTINE)}

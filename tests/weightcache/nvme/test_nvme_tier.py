@@ -44,7 +44,7 @@ def is_right(data: memoryview, digest: str) -> bool:
 
 
 @asynccontextmanager
-async def opened(root: Path, budget: int = 3 * PAGE_BYTES, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
+async def open_tier(root: Path, budget: int = 3 * PAGE_BYTES, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
     """Open the tier over a directory. Its clock ticks at every call, and its index is checked when the block ends."""
     ticks = count(1001.0)
     with ThreadPoolExecutor(2) as threads:
@@ -58,7 +58,7 @@ async def opened(root: Path, budget: int = 3 * PAGE_BYTES, verify: Verify = is_r
             tier.close()
 
 
-async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[ReadOutcome, int]:
+async def fetch_page(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[ReadOutcome, int]:
     into = page(0)
     return await tier.fetch(tenant, digest, into), into[0]
 
@@ -82,12 +82,12 @@ def files_of(root: Path) -> set[str]:
 async def test_admit_and_fetch(tmp_path: Path) -> None:
     """An admitted chunk is fetched. Chunks that were not admitted, or are another tenant's, are absent."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         assert await tier.admit("a", NAMES[0], page(7))
         assert not await tier.admit("a", NAMES[0], page(7)), "the chunk is admitted already"
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
-        assert await fetched(tier, NAMES[1]) == (ReadOutcome.ABSENT, 0)
-        assert await fetched(tier, NAMES[0], "b") == (ReadOutcome.ABSENT, 0)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert await fetch_page(tier, NAMES[1]) == (ReadOutcome.ABSENT, 0)
+        assert await fetch_page(tier, NAMES[0], "b") == (ReadOutcome.ABSENT, 0)
 
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
@@ -100,7 +100,7 @@ async def test_fetched_chunk_is_verified(
     """Bytes from the page cache and from the disk are verified, and counted by the way they came."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(mark))
         assert await tier.fetch("a", NAMES[0], page(0)) is want
         assert sum(tier.bytes_by_read_path.values()) == PAGE_BYTES
@@ -117,16 +117,16 @@ async def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch:
         hashed.append(digest)
         return True
 
-    async with opened(tmp_path, verify=verify) as tier:
+    async with open_tier(tmp_path, verify=verify) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
-            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+            assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert hashed == [NAMES[0]]
         (file,) = tmp_path.glob("a/??/*")
         with file.open("r+b") as other:
             other.seek(PAGE_BYTES - 1)
             other.write(b"\x06")
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.DIGEST, 7)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.DIGEST, 7)
         assert hashed == [NAMES[0]]
 
 
@@ -149,7 +149,7 @@ async def test_disk_readers_verify_only_cached_files(
         tier = NvmeTier(tmp_path, DiskIndex(PAGE_BYTES), reads, lambda: 1.0, verifier, 6)
         await tier.open()
         await tier.admit("a", NAMES[0], page(7))
-        assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(ReadOutcome.VERIFIED, 7)] * 2
+        assert [await fetch_page(tier, NAMES[0]) for _ in range(2)] == [(ReadOutcome.VERIFIED, 7)] * 2
         assert tier.recognised_bytes == PAGE_BYTES
         tier.close()
     assert threads == [where, where]
@@ -159,10 +159,10 @@ async def test_chunk_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monk
     """The library that makes tags has a length limit, and chunks have none."""
     monkeypatch.setattr(verifying, "MAX_BYTES", PAGE_BYTES - 1)
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(2):
-            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+            assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert tier.recognised_bytes == 0
 
 
@@ -174,15 +174,15 @@ async def test_scrub_ignores_tags(tmp_path: Path) -> None:
         hashed.append(digest)
         return is_right(data, digest)
 
-    async with opened(tmp_path, verify=verify) as tier:
+    async with open_tier(tmp_path, verify=verify) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(2):
             assert await tier.read_for_scrub("a", NAMES[0], page(0)) is ReadOutcome.VERIFIED
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert hashed == [NAMES[0]] * 2
         await tier.quarantine("a", NAMES[0])
         await tier.admit("a", NAMES[0], page(8))
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8), "the new file is verified again"
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8), "the new file is verified again"
         assert hashed == [NAMES[0]] * 3
 
 
@@ -193,10 +193,10 @@ async def test_missing_o_direct_is_logged_once(
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 1)
     refuse_direct(monkeypatch)
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
-            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+            assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
         assert tier.bytes_by_read_path == {ReadPath.BUFFERED: 3 * PAGE_BYTES}
     assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
         "the file system refuses O_DIRECT: cold files are read through the page cache"
@@ -206,10 +206,10 @@ async def test_missing_o_direct_is_logged_once(
 async def test_new_files_evict_the_least_recently_read(tmp_path: Path) -> None:
     """New files evict the least recently read ones. A chunk larger than the budget isn't admitted."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         for number in range(3):
             await tier.admit("a", NAMES[number], page(number))
-        await fetched(tier, NAMES[0])
+        await fetch_page(tier, NAMES[0])
         assert await tier.admit("a", NAMES[3], page(3))
         assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
         assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE_BYTES)))
@@ -218,26 +218,26 @@ async def test_new_files_evict_the_least_recently_read(tmp_path: Path) -> None:
 async def test_files_and_their_order_of_use_survive_a_restart(tmp_path: Path) -> None:
     """The next agent knows the files and their order of use, and a smaller budget removes the oldest."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         for number in range(3):
             await tier.admit("a", NAMES[number], page(number))
             path = tmp_path / "a" / NAMES[number][:2] / NAMES[number]
             os.utime(path, (number, number))
 
-    async with opened(tmp_path, budget=2 * PAGE_BYTES) as tier:
+    async with open_tier(tmp_path, budget=2 * PAGE_BYTES) as tier:
         assert files_of(tmp_path) == {NAMES[1], NAMES[2]}
-        assert await fetched(tier, NAMES[1]) == (ReadOutcome.VERIFIED, 1)
+        assert await fetch_page(tier, NAMES[1]) == (ReadOutcome.VERIFIED, 1)
         assert tier.index.total_bytes == 2 * PAGE_BYTES
 
 
 async def test_removed_file_is_missing_and_frees_its_bytes(tmp_path: Path) -> None:
     """A file that was removed from outside is missing at the next fetch, then absent, and its bytes are free."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         (tmp_path / "a" / NAMES[0][:2] / NAMES[0]).unlink()
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.MISSING, 0)
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.MISSING, 0)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(7))
 
@@ -245,7 +245,7 @@ async def test_removed_file_is_missing_and_frees_its_bytes(tmp_path: Path) -> No
 async def test_full_disk_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the disk refuses a chunk or a manifest, the call succeeds and nothing is counted as kept."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         with monkeypatch.context() as patch:
             fill(patch)
             assert not await tier.admit("a", NAMES[0], page(7))
@@ -259,25 +259,25 @@ async def test_full_disk_is_no_failure(tmp_path: Path, monkeypatch: pytest.Monke
 async def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a read-only disk a faulty file is neither offered nor replaced. Once writable, the disk takes the good one."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         with monkeypatch.context() as patch:
             make_read_only(patch, tmp_path)
             await tier.quarantine("a", NAMES[0])
             await tier.quarantine_document("a", "version", DocumentKind.MANIFESTS)
-            assert await fetched(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
+            assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.ABSENT, 0)
             assert not await tier.admit("a", NAMES[0], page(8))
             assert files_of(tmp_path) == {NAMES[0]}
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(8))
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 8)
 
 
 @pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode", "one bad directory"])
 async def test_readable_files_outlive_a_bad_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Readable files are served although the disk refuses removal, is read-only, or has one bad inode or directory."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], start=1):
             assert await tier.admit("a", name, page(mark))
             os.utime(tmp_path / "a" / name[:2] / name, (mark, mark))
@@ -297,8 +297,8 @@ async def test_readable_files_outlive_a_bad_start(tmp_path: Path, monkeypatch: p
     else:
         make_read_only(monkeypatch, tmp_path)
 
-    async with opened(tmp_path, budget=2 * PAGE_BYTES) as tier:
-        found = [await fetched(tier, name) for name in NAMES[:3]]
+    async with open_tier(tmp_path, budget=2 * PAGE_BYTES) as tier:
+        found = [await fetch_page(tier, name) for name in NAMES[:3]]
         first = (ReadOutcome.ABSENT, 0) if fault.startswith("one bad") else (ReadOutcome.VERIFIED, 1)
         assert found == [first, (ReadOutcome.VERIFIED, 2), (ReadOutcome.VERIFIED, 3)]
         assert await tier.unindexed_files() == ()
@@ -307,7 +307,7 @@ async def test_readable_files_outlive_a_bad_start(tmp_path: Path, monkeypatch: p
 async def test_cancelled_admission(tmp_path: Path) -> None:
     """A cancelled admission waits for its thread, and leaves neither a file nor reserved bytes."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         admission = asyncio.create_task(tier.admit("a", NAMES[0], page(7)))
         await asyncio.sleep(0)
         admission.cancel()
@@ -332,7 +332,7 @@ async def test_waiter_waits_for_both_a_fetch_and_a_write(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(ChunkFiles, "write", slowly)
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         key = ("a", NAMES[0])
         with tier.mark_writing(*key):
             writing = asyncio.create_task(tier.admit(*key, page(7)))
@@ -358,7 +358,7 @@ async def test_file_removed_during_a_scan_is_not_unindexed(tmp_path: Path, monke
     """A file that is evicted between listing the disk and reading the index is not reported; a stray file is."""
     scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         loop = asyncio.get_running_loop()
 
         def slow(files: ChunkFiles) -> Iterator[ChunkFile]:
@@ -382,7 +382,7 @@ async def test_chunk_is_admitted_after_its_old_file_is_gone(tmp_path: Path, monk
         assert may_go.wait(30)
         remove(files, paths)
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         monkeypatch.setattr(ChunkFiles, "remove", late)
         evicting = asyncio.create_task(tier.evict("a", None, None))
@@ -394,13 +394,13 @@ async def test_chunk_is_admitted_after_its_old_file_is_gone(tmp_path: Path, monk
             may_go.set()
         await evicting
         assert await tier.admit("a", NAMES[0], page(7))
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
 
 
 async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other files are removed, and the call is refused. Once the disk allows it, a second call removes the file."""
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], 1):
             assert await tier.admit("a", name, page(mark))
         with monkeypatch.context() as disk:
@@ -409,7 +409,7 @@ async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
                 await tier.evict("a", None, None)
         assert files_of(tmp_path) == {NAMES[0]}
         assert await tier.unindexed_files() == ()
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
         await tier.evict("a", None, None)
         assert files_of(tmp_path) == set()
 
@@ -418,12 +418,12 @@ async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
     """A file that can't be removed to make room stays counted and indexed. The next admission removes another one."""
     refuse_removal(monkeypatch, tmp_path / "a" / NAMES[0][:2] / NAMES[0])
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], 1):
             assert await tier.admit("a", name, page(mark))
         assert not await tier.admit("a", NAMES[3], page(4))
         assert await tier.unindexed_files() == ()
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 1)
         assert await tier.admit("a", NAMES[3], page(4))
         assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
         assert tier.index.total_bytes == 3 * PAGE_BYTES
@@ -432,7 +432,7 @@ async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytes
 async def test_eviction_removes_chunks_and_documents(tmp_path: Path) -> None:
     """Eviction of a version, of a tenant or of all removes their chunks, manifests and attestations."""
 
-    async with opened(tmp_path, budget=9 * PAGE_BYTES) as tier:
+    async with open_tier(tmp_path, budget=9 * PAGE_BYTES) as tier:
         for tenant in ("a", "b"):
             for number in range(3):
                 await tier.admit(tenant, NAMES[number], page(number))
@@ -459,7 +459,7 @@ async def test_documents_stay_within_their_bound(tmp_path: Path, monkeypatch: py
     """The least recently used documents are removed, so manifests of years of versions can't fill the disk."""
     monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 30)
 
-    async with opened(tmp_path, budget=1) as tier:
+    async with open_tier(tmp_path, budget=1) as tier:
         for number in range(5):
             await tier.keep_document("a", f"v{number}", bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / f"v{number}", (number, number))
@@ -483,7 +483,7 @@ async def test_unreadable_documents_do_not_exempt_others(
     """Other documents stay within the bound and can be evicted."""
     monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 10)
 
-    async with opened(tmp_path, budget=1) as tier:
+    async with open_tier(tmp_path, budget=1) as tier:
         await tier.keep_document("a", "bad", bytes(10), DocumentKind.MANIFESTS)
         if fault == "one bad directory":
             refuse_listing(monkeypatch, tmp_path / "a" / "manifests")
@@ -509,7 +509,7 @@ async def test_documents_from_the_future_do_not_evict_a_new_one(
     """A new document counts as the newest, even if others have times in the future."""
     monkeypatch.setattr(nvme_tier, "MIN_DOCUMENT_BYTES", 30)
 
-    async with opened(tmp_path, budget=1) as tier:
+    async with open_tier(tmp_path, budget=1) as tier:
         for name in ("v0", "v1", "v2"):
             await tier.keep_document("a", name, bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / name, (2**33, 2**33))
@@ -521,7 +521,7 @@ async def test_documents_from_the_future_do_not_evict_a_new_one(
 async def test_undeletable_document_does_not_exempt_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest that can't be removed is over the bound, and older ones are removed all the same."""
 
-    async with opened(tmp_path, budget=1) as tier:
+    async with open_tier(tmp_path, budget=1) as tier:
         for number, name in enumerate(("old", "stuck")):
             await tier.keep_document("a", name, bytes(10), DocumentKind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / name, (number, number))
@@ -552,7 +552,7 @@ async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: st
     """Two readers find the same damaged file. The slower one does not blame the file that replaced it."""
     verify = HeldVerify()
 
-    async with opened(tmp_path, verify=verify) as tier:
+    async with open_tier(tmp_path, verify=verify) as tier:
         key = ("a", NAMES[0])
         assert await tier.admit(*key, page(WRONG))
         slow = asyncio.create_task(tier.read_for_scrub(*key, page(0)) if how == "look" else tier.fetch(*key, page(0)))
@@ -565,7 +565,7 @@ async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: st
         assert await slow is ReadOutcome.ABSENT
         assert tier.index.is_readable(key) is again
         if again:
-            assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+            assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
 
 
 async def test_chunk_is_not_admitted_while_its_file_is_quarantined(
@@ -582,7 +582,7 @@ async def test_chunk_is_not_admitted_while_its_file_is_quarantined(
 
     monkeypatch.setattr(ChunkFiles, "quarantine", slowly)
 
-    async with opened(tmp_path) as tier:
+    async with open_tier(tmp_path) as tier:
         assert await tier.admit("a", NAMES[0], page(WRONG))
         quarantining = asyncio.create_task(tier.quarantine("a", NAMES[0]))
         await asyncio.to_thread(held.wait, 30)
@@ -590,4 +590,4 @@ async def test_chunk_is_not_admitted_while_its_file_is_quarantined(
         go.set()
         await quarantining
         assert await tier.admit("a", NAMES[0], page(7))
-        assert await fetched(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)
+        assert await fetch_page(tier, NAMES[0]) == (ReadOutcome.VERIFIED, 7)

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from kelvin.blobstore.file_store import FileStore
-from tests.weightcache.flips import flipped
+from tests.weightcache.flips import flip_bit_of_process
 from tests.weightcache.kit import (
     TENANT,
     TIMEOUT_S,
     CountingStore,
     Version,
-    cached,
     make_version,
-    running,
+    open_test_cache,
+    run_agent,
     settings_of,
 )
-from tests.weightcache.processes import leasing
+from tests.weightcache.processes import lease_in_process
 from weightcache.app.cache import Cache
 from weightcache.nvme.scrubber import BUSY_PAUSE_S, BYTES_PER_S, Fault, Scrubber, ScrubReport
 from weightcache.sources.policy.healing import ReadOutcome
@@ -34,9 +34,9 @@ OTHER = make_version(seed=2, pages=(8,), chunk_pages=8)
 COUNT = len(VERSION.digests)
 
 
-def opened(root: Path) -> AbstractAsyncContextManager[Cache]:
+def open_loaded_cache(root: Path) -> AbstractAsyncContextManager[Cache]:
     """Open a cache that has both versions in memory and on NVMe."""
-    return cached(settings_of(root), VERSION, OTHER)
+    return open_test_cache(settings_of(root), VERSION, OTHER)
 
 
 async def flip(cache: Cache, digest: str) -> None:
@@ -55,7 +55,7 @@ def damage(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-async def served(cache: Cache, version: Version) -> bytes:
+async def read_leased(cache: Cache, version: Version) -> bytes:
     """Return the version's bytes as a lease would map them now."""
     async with cache.version_loader.pin_version(TENANT, version.id, TIMEOUT_S) as arrival:
         raw = os.pread(arrival.resident.documents.fd, 1 << 20, arrival.resident.manifest_bytes)
@@ -79,7 +79,7 @@ async def scrub_once(cache: Cache) -> list[float]:
 async def test_a_flip_in_memory(tmp_path: Path) -> None:
     """The chunk is dropped and loaded again from its file into another place. Other versions' chunks stay."""
 
-    async with opened(tmp_path) as cache:
+    async with open_loaded_cache(tmp_path) as cache:
         bad = VERSION.digests[3]
         before = cache.arena.index.try_place(TENANT, bad)
         await flip(cache, bad)
@@ -87,8 +87,8 @@ async def test_a_flip_in_memory(tmp_path: Path) -> None:
         assert cache.counters.chunk_faults == {"host": {ReadOutcome.DIGEST: 1}}
         assert cache.arena.index.try_place(TENANT, bad) is None
         reads = cache.counters.chunk_reads["nvme"]
-        assert await served(cache, VERSION) == VERSION.linear
-        assert await served(cache, OTHER) == OTHER.linear
+        assert await read_leased(cache, VERSION) == VERSION.linear
+        assert await read_leased(cache, OTHER) == OTHER.linear
         assert cache.counters.chunk_reads["nvme"] == reads + 1
         assert cache.arena.index.try_place(TENANT, bad) != before
         cache.arena.index.check_integrity()
@@ -109,14 +109,14 @@ async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
         return right
 
     store = CountingStore(FileStore(tmp_path / "store"))
-    async with cached(settings_of(tmp_path), VERSION, store=store, verify=verify) as cache:
+    async with open_test_cache(settings_of(tmp_path), VERSION, store=store, verify=verify) as cache:
         await cache.evict("nvme", None, None)
         await flip(cache, bad)
         scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
         await asyncio.to_thread(slow.wait, TIMEOUT_S)
         assert await cache.examiner.examine("host", TENANT, bad) is ReadOutcome.DIGEST
         store.gate.clear()
-        lease = asyncio.create_task(served(cache, VERSION))
+        lease = asyncio.create_task(read_leased(cache, VERSION))
         while not cache.arena.index.is_loading(TENANT, bad):
             await asyncio.sleep(0)
         go.set()
@@ -133,16 +133,16 @@ async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
 async def test_control_without_a_scrub_serves_changed_bytes(tmp_path: Path) -> None:
     """Negative control: without a scrub, the changed bytes are leased."""
 
-    async with opened(tmp_path) as cache:
+    async with open_loaded_cache(tmp_path) as cache:
         await flip(cache, VERSION.digests[3])
-        assert await served(cache, VERSION) != VERSION.linear
+        assert await read_leased(cache, VERSION) != VERSION.linear
 
 
 @pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH, ReadOutcome.MISSING])
 async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) -> None:
     """The file is quarantined and written again from memory. Files that are right keep their times of use."""
 
-    async with opened(tmp_path) as cache:
+    async with open_loaded_cache(tmp_path) as cache:
         root = tmp_path / "cache" / TENANT
         path, whole = (root / digest[:2] / digest for digest in VERSION.digests[:2])
         os.utime(whole, (1.0, 1.0))
@@ -159,14 +159,14 @@ async def test_scrub_replaces_a_damaged_file(tmp_path: Path, kind: ReadOutcome) 
         assert cache.counters.healed_chunks == {"host": 1}
         assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not ReadOutcome.MISSING)
         assert whole.stat().st_mtime == 1.0
-        assert await served(cache, VERSION) == VERSION.linear
+        assert await read_leased(cache, VERSION) == VERSION.linear
 
 
 @pytest.mark.parametrize("kind", [ReadOutcome.DIGEST, ReadOutcome.LENGTH])
 async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: ReadOutcome) -> None:
     """The file is written again from the store, even if memory's copy is wrong. Without the store, it is set aside."""
 
-    async with opened(tmp_path) as cache:
+    async with open_loaded_cache(tmp_path) as cache:
         paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
         for path in paths:
             if kind is ReadOutcome.DIGEST:
@@ -183,13 +183,13 @@ async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kin
         assert not paths[1].exists()
         assert cache.counters.healed_chunks == {"store": 1}
         (tmp_path / "away").rename(tmp_path / "store")
-        assert await served(cache, VERSION) == VERSION.linear
+        assert await read_leased(cache, VERSION) == VERSION.linear
 
 
 async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
     """Scrubbing sleeps as long as its bytes take at `BYTES_PER_S`, and pauses during loads."""
 
-    async with opened(tmp_path) as cache:
+    async with open_loaded_cache(tmp_path) as cache:
         total_bytes = 2 * (len(VERSION.linear) + len(OTHER.linear))
         assert sum(await scrub_once(cache)) == pytest.approx(total_bytes / BYTES_PER_S)
         assert sum(cache.counters.examined_chunks.values()) == 2 * (COUNT + len(OTHER.digests))
@@ -207,7 +207,7 @@ async def test_scrub_is_paced_and_pauses_during_loads(tmp_path: Path) -> None:
 async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chunks after it are checked."""
 
-    async with opened(tmp_path) as cache:
+    async with open_loaded_cache(tmp_path) as cache:
         examine, examined = cache.examiner.examine, list[str]()
 
         async def fail_first(tier: str, tenant: str, digest: str) -> ReadOutcome:
@@ -223,7 +223,7 @@ async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: 
 
 def test_check_on_demand_finds_faulty_and_stray_files(tmp_path: Path) -> None:
     """A check on demand names and drops a faulty chunk, names a stray file, and finds nothing the next time."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.keep(VERSION)
         whole = {"host": COUNT, "nvme": COUNT}
         size = {"host": len(VERSION.linear), "nvme": len(VERSION.linear)}
@@ -242,11 +242,11 @@ def test_check_on_demand_finds_faulty_and_stray_files(tmp_path: Path) -> None:
 
 def test_process_with_damaged_memory_is_named(tmp_path: Path) -> None:
     """The process is named as long as it lives. Processes with the healed version or another one are not."""
-    with running(settings_of(tmp_path)) as agent:
+    with run_agent(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(OTHER)
-        with leasing(agent, VERSION) as first, leasing(agent, OTHER):
-            flipped(os.getpid(), VERSION.chunks[3], 100)
+        with lease_in_process(agent, VERSION) as first, lease_in_process(agent, OTHER):
+            flip_bit_of_process(os.getpid(), VERSION.chunks[3], 100)
             (fault,) = agent.ask("POST", "/v1/check", ScrubReport).faults
             assert (fault.tier, fault.chunk) == ("host", VERSION.digests[3])
             with agent.acquire(VERSION) as lease:
@@ -258,7 +258,7 @@ def test_process_with_damaged_memory_is_named(tmp_path: Path) -> None:
 
 def test_an_agent_scrubs_by_itself(tmp_path: Path) -> None:
     """With `KELVIN_SCRUB_S`, the agent finds a wrong file without a request."""
-    with running(replace(settings_of(tmp_path), scrub_s=0.05)) as agent:
+    with run_agent(replace(settings_of(tmp_path), scrub_s=0.05)) as agent:
         agent.keep(VERSION)
         damage(agent.chunk_file(VERSION.digests[0]))
         state = agent.wait_for("it was found", lambda state: "nvme" in state.chunk_faults)

@@ -16,7 +16,7 @@ from kelvin.contracts.traffic_errors import Overloaded
 from kelvin.crypto.node_tls import NodeTls
 from tests.eventually import eventually
 from tests.loop_thread import HOST
-from tests.weightcache.kit import HUGE, TENANT, cached, make_version, settings_of
+from tests.weightcache.kit import HUGE, TENANT, make_version, open_test_cache, settings_of
 from tests.weightcache.peer_kit import SECRET
 from weightcache.app.cache import Cache
 from weightcache.peers.peer_group import PeerGroup
@@ -31,9 +31,9 @@ SMALL = min(VERSION.manifest.chunks, key=lambda chunk: chunk.length)
 TLS = NodeTls([SECRET])
 
 
-def held(tmp_path: Path) -> AbstractAsyncContextManager[Cache]:
+def open_full_cache(tmp_path: Path) -> AbstractAsyncContextManager[Cache]:
     """Open a cache that has the version in memory and on disk."""
-    return cached(settings_of(tmp_path, slab_bytes=8 * HUGE), VERSION)
+    return open_test_cache(settings_of(tmp_path, slab_bytes=8 * HUGE), VERSION)
 
 
 def exports_of(cache: Cache, **bounds: int) -> PeerExports:
@@ -59,7 +59,7 @@ async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer,
 async def test_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
     """The connection of a client that requests a chunk and does not read it is closed, and the chunk is unpinned."""
 
-    async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
+    async with open_full_cache(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await asyncio.to_thread(sock.connect, (HOST, number))
@@ -75,7 +75,7 @@ async def test_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
 @pytest.mark.uvloop
 async def test_client_that_does_not_send_its_body_is_cut(tmp_path: Path) -> None:
     """A client that announces a body and does not send it is disconnected after `stall_s`."""
-    async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
+    async with open_full_cache(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
         reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client_context())
         writer.write(f"POST {query_path(TENANT)} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
         await eventually(lambda: cache.counters.peer_cuts and not server.connections)
@@ -89,7 +89,7 @@ async def test_client_that_does_not_send_its_body_is_cut(tmp_path: Path) -> None
 async def test_connections_are_bounded(tmp_path: Path) -> None:
     """A connection over the limit is closed at once. When one ends, the next is served."""
 
-    async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
+    async with open_full_cache(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
         two = [await asyncio.open_connection(HOST, number, ssl=TLS.client_context()) for _ in range(2)]
         # wait, because a client finishes its handshake before the server does
         await eventually(lambda: len(server._server.connections) == 2)
@@ -111,7 +111,7 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
 async def test_answers_are_bounded(tmp_path: Path) -> None:
     """Concurrent answers are bounded in number and bytes. A larger one runs alone. Chunks in answers are pinned."""
 
-    async with held(tmp_path) as cache:
+    async with open_full_cache(tmp_path) as cache:
         one_at_a_time = exports_of(cache, max_out=1)
         async with one_at_a_time.open_chunk(TENANT, SMALL.digest) as chunk:
             assert is_digest_of(chunk, SMALL.digest)
@@ -146,7 +146,7 @@ async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
     path = tmp_path / "cache" / TENANT / SMALL.digest[:2] / SMALL.digest
     path.parent.mkdir(parents=True)
     path.touch()
-    async with cached(settings_of(tmp_path)) as cache:
+    async with open_test_cache(settings_of(tmp_path)) as cache:
         assert cache.nvme.index.is_readable((TENANT, SMALL.digest))
         with pytest.raises(Refused) as refused:
             async with exports_of(cache).open_chunk(TENANT, SMALL.digest):
@@ -162,7 +162,7 @@ async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatc
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOMEM, "no memory")
 
-    async with held(tmp_path) as cache:
+    async with open_full_cache(tmp_path) as cache:
         assert cache.arena.evict(None, None) == 0
         monkeypatch.setattr(os, "preadv", refuse)
         with pytest.raises(Refused) as refused:

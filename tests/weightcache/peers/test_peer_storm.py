@@ -12,8 +12,8 @@ from kelvin.blobstore.file_store import FileStore
 from kelvin.blobstore.memory_store import MemoryStore
 from tests.eventually import wait
 from tests.weightcache.kit import Version, attest, make_version, publish
-from tests.weightcache.peers.throttled_s3 import throttled
-from tests.weightcache.processes import PATIENT, WITHOUT_TURNS, Waiters, nodes
+from tests.weightcache.peers.throttled_s3 import run_throttled_bucket
+from tests.weightcache.processes import PATIENT, WITHOUT_TURNS, Waiters, start_nodes
 
 NODES = 8
 WAITERS = 1000
@@ -44,8 +44,8 @@ def test_cluster_reads_each_range_once(tmp_path: Path) -> None:
     eight nodes and a thousand clients share one machine.
     """
     with (
-        throttled(bucket_of(), RATE) as bucket,
-        nodes(tmp_path, NODES, bucket.url, before=PATIENT) as started,
+        run_throttled_bucket(bucket_of(), RATE) as bucket,
+        start_nodes(tmp_path, NODES, bucket.url, before=PATIENT) as started,
     ):
         waiters = Waiters(started, VERSION, WAITERS)
         assert waiters.right().total() == WAITERS
@@ -63,7 +63,10 @@ def test_cluster_reads_each_range_once(tmp_path: Path) -> None:
 @pytest.mark.deep
 def test_each_node_reads_each_range_without_peers(tmp_path: Path) -> None:
     """Without peers each range is read once per node, although 125 clients wait at each node."""
-    with throttled(bucket_of(SMALL), 4 * RATE) as bucket, nodes(tmp_path, NODES, bucket.url, peers=False) as started:
+    with (
+        run_throttled_bucket(bucket_of(SMALL), 4 * RATE) as bucket,
+        start_nodes(tmp_path, NODES, bucket.url, peers=False) as started,
+    ):
         assert Waiters(started, SMALL, WAITERS).right().total() == WAITERS
         assert set(bucket.reads.values()) == {NODES}
         assert len(bucket.reads) == len(set(SMALL.digests))
@@ -73,8 +76,8 @@ def test_each_node_reads_each_range_without_peers(tmp_path: Path) -> None:
 def test_control_without_owners_breaks_the_bound(tmp_path: Path) -> None:
     """Negative control: if nodes read from peers, but chunks have no owners, the bound is broken."""
     with (
-        throttled(bucket_of(), 4 * RATE) as bucket,
-        nodes(tmp_path, 3, bucket.url, before=WITHOUT_TURNS) as started,
+        run_throttled_bucket(bucket_of(), 4 * RATE) as bucket,
+        start_nodes(tmp_path, 3, bucket.url, before=WITHOUT_TURNS) as started,
     ):
         assert Waiters(started, VERSION, 100).right().total() == 100
         assert bucket.reads.total() > 1.5 * DISTINCT
@@ -83,7 +86,10 @@ def test_control_without_owners_breaks_the_bound(tmp_path: Path) -> None:
 @pytest.mark.deep
 def test_killed_node_is_replaced(tmp_path: Path) -> None:
     """If a node is killed, all clients of the other nodes get their bytes, and at most twice the version is read."""
-    with throttled(bucket_of(), RATE / 2) as bucket, nodes(tmp_path, 5, bucket.url, before=PATIENT) as started:
+    with (
+        run_throttled_bucket(bucket_of(), RATE / 2) as bucket,
+        start_nodes(tmp_path, 5, bucket.url, before=PATIENT) as started,
+    ):
         waiters = Waiters(started, VERSION, 5 * 8)
         wait(lambda: bucket.reads.total() >= DISTINCT // 3, "a third is read")
         started[3].process.kill()
@@ -96,7 +102,7 @@ def test_killed_node_is_replaced(tmp_path: Path) -> None:
 def test_agents_find_peers_from_the_environment(tmp_path: Path) -> None:
     """Two agents that are configured by the environment: the second reads from the first."""
     store = tmp_path / "store"
-    with nodes(tmp_path, 2, store.as_uri()) as (one, two):
+    with start_nodes(tmp_path, 2, store.as_uri()) as (one, two):
         asyncio.run(publish(FileStore(store), VERSION))
         assert Waiters([one], VERSION, 1).right().total() == 1
         waiters = Waiters([two], VERSION, 1)

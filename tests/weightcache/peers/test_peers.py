@@ -15,8 +15,8 @@ from kelvin.blobstore.file_store import FileStore
 from kelvin.contracts.errors import Refused
 from kelvin.crypto.node_tls import NodeTls
 from tests.loop_thread import HOST
-from tests.weightcache.kit import TENANT, make_version, running, settings_of
-from tests.weightcache.peer_kit import SECRET, ask, node, pretender, url_of
+from tests.weightcache.kit import TENANT, make_version, run_agent, settings_of
+from tests.weightcache.peer_kit import SECRET, ask, node, run_fake_peer, url_of
 from weightcache.peers.ownership_policy import ChunkState
 from weightcache.peers.peer_client import Peer
 from weightcache.peers.peer_protocol import ChunkQuery, ChunkStates, chunk_path, query_path
@@ -27,7 +27,7 @@ COUNT = len(VERSION.digests)
 
 def stock(root: Path, store: Path) -> None:
     """Put the version on the node's disk, and not in its memory."""
-    with running(settings_of(root), FileStore(store)) as agent:
+    with run_agent(settings_of(root), FileStore(store)) as agent:
         agent.keep(VERSION)
 
 
@@ -212,7 +212,7 @@ def test_failing_peer_is_replaced_by_the_store(tmp_path: Path, kind: str) -> Non
         return reply
 
     with (
-        pretender(answer) as port,
+        run_fake_peer(answer) as port,
         node(tmp_path / "b", free_ports(1)[0], [port], store=tmp_path / "store") as (two, second),
     ):
         two.publish(VERSION)
@@ -233,7 +233,7 @@ async def test_peer_that_sends_no_chunk_is_paused_longer() -> None:
         return has_all(await request.read()) if request.method == "POST" else web.Response(status=500)
 
     now, digest = 0.0, VERSION.digests[0]
-    with pretender(answer) as port:
+    with run_fake_peer(answer) as port:
         connector = aiohttp.TCPConnector(ssl=NodeTls([SECRET]).client_context())
         async with aiohttp.ClientSession(connector=connector) as session:
             peer = Peer(url_of(port), session, lambda: now)
@@ -272,7 +272,7 @@ def test_interrupted_answer_is_resumed(tmp_path: Path) -> None:
         return reply
 
     with (
-        pretender(answer) as port,
+        run_fake_peer(answer) as port,
         node(tmp_path / "b", free_ports(1)[0], [port], store=tmp_path / "store") as (two, second),
     ):
         two.publish(VERSION)

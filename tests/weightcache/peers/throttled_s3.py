@@ -72,7 +72,7 @@ class ThrottledBucket:
 
 
 @contextmanager
-def throttled(objects: dict[str, bytes], rate: float) -> Iterator[ThrottledBucket]:
+def run_throttled_bucket(objects: dict[str, bytes], rate: float) -> Iterator[ThrottledBucket]:
     """Serve the bucket from a thread until the block ends."""
     bucket = ThrottledBucket(objects, rate)
     with running_http_server(bucket.answer) as bucket.port:

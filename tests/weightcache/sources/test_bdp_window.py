@@ -26,7 +26,7 @@ READS = 32  # KELVIN_STORE_READS of a remote store
 CEILING = READS * RANGE_BYTES
 
 
-def measured(rate: float, at_once: int = READS) -> BdpWindow:
+def window_at_rate(rate: float, at_once: int = READS) -> BdpWindow:
     """Return a window that has measured this many bytes a second."""
     line = BdpWindow(at_once)
     line.end(line.begin(0.0), RANGE_BYTES, RANGE_BYTES / rate)
@@ -37,13 +37,13 @@ def measured(rate: float, at_once: int = READS) -> BdpWindow:
     ("line", "window", "size"),
     [
         pytest.param(BdpWindow(READS), FIRST_BYTES, MIB, id="nothing measured yet: little, in short ranges"),
-        pytest.param(measured(25e6), 12_500_000, MIB, id="a slow link: half a second of it"),
-        pytest.param(measured(80e6), 40_000_000, 2 * MIB, id="longer ranges, as there are enough of them"),
-        pytest.param(measured(200e6), 100_000_000, 4 * MIB, id="ranges of full length"),
-        pytest.param(measured(10e9), CEILING, 4 * MIB, id="a fast link: all that is allowed"),
-        pytest.param(measured(1e3), LEAST_BYTES, MIB, id="a very slow one: some ranges"),
+        pytest.param(window_at_rate(25e6), 12_500_000, MIB, id="a slow link: half a second of it"),
+        pytest.param(window_at_rate(80e6), 40_000_000, 2 * MIB, id="longer ranges, as there are enough of them"),
+        pytest.param(window_at_rate(200e6), 100_000_000, 4 * MIB, id="ranges of full length"),
+        pytest.param(window_at_rate(10e9), CEILING, 4 * MIB, id="a fast link: all that is allowed"),
+        pytest.param(window_at_rate(1e3), LEAST_BYTES, MIB, id="a very slow one: some ranges"),
         pytest.param(BdpWindow(1), RANGE_BYTES, RANGE_BYTES, id="one read allowed: a long one"),
-        pytest.param(measured(25e6, 4), 12_500_000, 2 * MIB, id="few reads allowed: longer ones"),
+        pytest.param(window_at_rate(25e6, 4), 12_500_000, 2 * MIB, id="few reads allowed: longer ones"),
     ],
 )
 def test_window_is_half_a_second_of_the_measured_rate(line: BdpWindow, window: int, size: int) -> None:
@@ -262,7 +262,7 @@ def test_late_small_load_gets_its_share() -> None:
 @pytest.mark.parametrize(("before", "after"), [(100e6, 25e6), (25e6, 100e6)])
 def test_bdp_window_follows_the_rate(before: float, after: float) -> None:
     """If a link gets slower or faster, its rate is right after 20 reads."""
-    line = measured(before)
+    line = window_at_rate(before)
     now = 1.0
     for _ in range(20):
         read = line.begin(now)
@@ -273,7 +273,7 @@ def test_bdp_window_follows_the_rate(before: float, after: float) -> None:
 
 def test_short_and_failed_reads_are_no_sample() -> None:
     """Short and failed reads leave the rate unchanged, and idle time does not count."""
-    line = measured(50e6)
+    line = window_at_rate(50e6)
     for nbytes in (0, 4096):
         read = line.begin(10.0)
         line.end(read, nbytes, 20.0)
@@ -282,7 +282,7 @@ def test_short_and_failed_reads_are_no_sample() -> None:
     assert line.bytes_per_s == pytest.approx(50e6)
 
 
-def moved(meter: ThroughputMeter, nbytes: int, begin: float, end: float) -> ThroughputMeter:
+def record_transfer(meter: ThroughputMeter, nbytes: int, begin: float, end: float) -> ThroughputMeter:
     meter.end(meter.begin(begin), nbytes, end)
     return meter
 
@@ -297,14 +297,14 @@ def test_no_throughput_before_the_first_transfer() -> None:
 
 def test_throughput_of_sequential_transfers() -> None:
     """A hundred bytes in a second are a rate of 100. A refused transfer does not change it."""
-    meter = moved(ThroughputMeter(), 100, 0.0, 1.0)
+    meter = record_transfer(ThroughputMeter(), 100, 0.0, 1.0)
     assert meter.bytes_per_s == 100
     meter.end(meter.begin(5.0), 0, 9.0)
     assert meter.bytes_per_s == 100
 
 
 def test_idle_time_does_not_lower_throughput() -> None:
-    assert moved(moved(ThroughputMeter(), 100, 0.0, 1.0), 100, 60.0, 61.0).bytes_per_s == 100
+    assert record_transfer(record_transfer(ThroughputMeter(), 100, 0.0, 1.0), 100, 60.0, 61.0).bytes_per_s == 100
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 1e-6, 0.2], ids=["together", "all but together", "one by one"])
@@ -321,9 +321,9 @@ def test_concurrent_transfers_are_added_up(apart_s: float) -> None:
 
 
 def test_throughput_follows_a_slowdown() -> None:
-    meter = moved(ThroughputMeter(), 1000, 0.0, 1.0)
+    meter = record_transfer(ThroughputMeter(), 1000, 0.0, 1.0)
     for second in range(2, 22):
-        moved(meter, 10, second, second + 1.0)
+        record_transfer(meter, 10, second, second + 1.0)
     assert meter.bytes_per_s is not None
     assert 10 < meter.bytes_per_s < 12
 

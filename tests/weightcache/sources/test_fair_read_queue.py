@@ -57,7 +57,7 @@ class World:
         return names
 
 
-def named(prefix: str, count: int) -> list[str]:
+def numbered(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{number}" for number in range(count)]
 
 
@@ -78,17 +78,17 @@ def test_limit_counts_chunks_of_any_length(parts: int, left: int, want: int | No
 def test_earlier_flow_is_first_in_each_round() -> None:
     """Two versions of equal weight take turns, and the earlier one begins and ends first."""
     world = World()
-    world.enter("a", named("a", 3))
-    world.enter("b", named("b", 3))
-    world.queue(named("b", 3))
-    world.queue(named("a", 3))
+    world.enter("a", numbered("a", 3))
+    world.enter("b", numbered("b", 3))
+    world.queue(numbered("b", 3))
+    world.queue(numbered("a", 3))
     assert world.drain() == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
 def test_chunks_of_a_version_are_read_in_order() -> None:
     """The order in which chunks were queued does not matter."""
     world = World()
-    world.enter("a", named("a", 3))
+    world.enter("a", numbered("a", 3))
     world.queue(["a2", "a0", "a1"])
     assert world.drain() == ["a0", "a1", "a2"]
 
@@ -97,8 +97,8 @@ def test_flow_gets_chunks_by_its_weight() -> None:
     """A flow of weight 3 gets three chunks for each one of a flow of weight 1."""
     world = World()
     for flow, weight in (("a", 3.0), ("b", 1.0)):
-        world.enter(flow, named(flow, 30), weight)
-        world.queue(named(flow, 30))
+        world.enter(flow, numbered(flow, 30), weight)
+        world.queue(numbered(flow, 30))
     begun = world.drain(40)
     assert sum(name.startswith("a") for name in begun) == 30
     assert sum(name.startswith("a") for name in begun[:20]) == 15
@@ -107,21 +107,21 @@ def test_flow_gets_chunks_by_its_weight() -> None:
 def test_bytes_count_not_chunks() -> None:
     """Two chunks of half the length count as one."""
     world = World()
-    world.enter("a", named("a", 4))
-    world.enter("b", named("b", 8))
-    world.queue(named("a", 4), 200)
-    world.queue(named("b", 8), 100)
+    world.enter("a", numbered("a", 4))
+    world.enter("b", numbered("b", 8))
+    world.queue(numbered("a", 4), 200)
+    world.queue(numbered("b", 8), 100)
     assert world.drain(6) == ["a0", "b0", "b1", "a1", "b2", "b3"]
 
 
 def test_late_flow_gets_a_share_without_credit() -> None:
     """A flow that enters late gets half of the reads from then on, and no more."""
     world = World()
-    world.enter("a", named("a", 20))
-    world.queue(named("a", 20))
+    world.enter("a", numbered("a", 20))
+    world.queue(numbered("a", 20))
     world.drain(10)
-    world.enter("b", named("b", 20))
-    world.queue(named("b", 20))
+    world.enter("b", numbered("b", 20))
+    world.queue(numbered("b", 20))
     assert sum(name.startswith("b") for name in world.drain(10)) == 5
 
 
@@ -129,55 +129,55 @@ def test_blocked_flow_gets_credit() -> None:
     """A flow whose chunks were queued late is served alone until it has caught up, within bounds."""
     world = World()
     for flow in "ab":
-        world.enter(flow, named(flow, 20))
-    world.queue(named("a", 20))
+        world.enter(flow, numbered(flow, 20))
+    world.queue(numbered("a", 20))
     world.drain(10)
-    world.queue(named("b", 20))
-    assert world.drain(12) == [*named("b", 10), "a10", "b10"]
+    world.queue(numbered("b", 20))
+    assert world.drain(12) == [*numbered("b", 10), "a10", "b10"]
 
 
 def test_credit_is_bounded() -> None:
     """After a long idle time a flow is served alone only up to `MAX_CREDIT_BYTES`."""
     world = World()
     for flow in "ab":
-        world.enter(flow, named(flow, 40))
-    world.queue(named("a", 40), MAX_CREDIT_BYTES // 4)
+        world.enter(flow, numbered(flow, 40))
+    world.queue(numbered("a", 40), MAX_CREDIT_BYTES // 4)
     world.drain(20)
-    world.queue(named("b", 40), MAX_CREDIT_BYTES // 4)
+    world.queue(numbered("b", 40), MAX_CREDIT_BYTES // 4)
     assert sum(name.startswith("b") for name in world.drain(20)) in (12, 13)
 
 
 def test_running_reads_count_as_received() -> None:
     """One flow has four reads running. A new flow gets four before the first one gets another."""
     world = World()
-    world.enter("a", named("a", 20))
-    world.queue(named("a", 20))
+    world.enter("a", numbered("a", 20))
+    world.queue(numbered("a", 20))
     world.drain(5)
     world.begin(4)
-    world.enter("b", named("b", 20))
-    world.queue(named("b", 20))
+    world.enter("b", numbered("b", 20))
+    world.queue(numbered("b", 20))
     assert world.drain(6) == ["b0", "b1", "b2", "b3", "a9", "b4"]
 
 
 def test_reads_that_end_while_none_may_begin_still_count() -> None:
     """Eight reads of one flow ended while the other waited, so the other gets eight reads first."""
     world = World()
-    world.enter("a", named("a", 20))
-    world.queue(named("a", 20))
+    world.enter("a", numbered("a", 20))
+    world.queue(numbered("a", 20))
     world.begin(8)
-    world.enter("b", named("b", 20))
-    world.queue(named("b", 20))
+    world.enter("b", numbered("b", 20))
+    world.queue(numbered("b", 20))
     for number in range(8):
         world.sharing.end_part(key(f"a{number}"))
-    assert world.drain(10) == [*named("b", 8), "a8", "b8"]
+    assert world.drain(10) == [*numbered("b", 8), "a8", "b8"]
 
 
 def test_parts_of_chunks_take_turns() -> None:
     """Chunks that are read in parts alternate part by part, and each part counts its own bytes."""
     world = World()
     for flow in "ab":
-        world.enter(flow, named(flow, 1))
-        world.queue(named(flow, 1))
+        world.enter(flow, numbered(flow, 1))
+        world.queue(numbered(flow, 1))
     begun = list[tuple[str, int]]()
     while (following := world.sharing.peek()) is not None:
         chunk, left = following
@@ -209,8 +209,8 @@ def test_unwanted_chunks_leave_the_queue() -> None:
     """Chunks that only the leaving flow wanted are removed from the queue."""
     world = World()
     for flow, count in (("a", 2), ("b", 1)):
-        world.enter(flow, named(flow, count))
-        world.queue(named(flow, count))
+        world.enter(flow, numbered(flow, count))
+        world.queue(numbered(flow, count))
     assert world.leave("a") == (key("a0"), key("a1"))
     assert world.drain() == ["b0"]
 
@@ -219,8 +219,8 @@ def test_prefetch_with_a_waiter_gets_an_equal_share() -> None:
     """At weight 1/16 the prefetch lags behind. After its weight is raised to 1, it gets an equal share."""
     world = World()
     for flow, weight in (("a", 1.0), ("prefetch", 1 / 16)):
-        world.enter(flow, named(flow, 60), weight)
-        world.queue(named(flow, 60))
+        world.enter(flow, numbered(flow, 60), weight)
+        world.queue(numbered(flow, 60))
     assert sum(name.startswith("p") for name in world.drain(34)) == 2
     world.sharing.set_weight("prefetch", 1.0)
     assert sum(name.startswith("p") for name in world.drain(10)) in (4, 5)
@@ -238,7 +238,7 @@ def test_shares_are_within_a_chunk_of_each(weights: list[float], sizes: list[int
     left: dict[int, int] = {}
     length: dict[ChunkKey, int] = {}
     for flow, weight in enumerate(weights):
-        names = named(f"{flow}.", len(sizes))
+        names = numbered(f"{flow}.", len(sizes))
         world.enter(flow, names, weight)
         left[flow] = len(sizes)
         for name, size in zip(names, sizes, strict=True):

@@ -40,7 +40,7 @@ def world(s3: World) -> Iterator[World]:
     s3.end()
 
 
-def hedged(world: World, share: float) -> tuple[StoreRanges, Counters]:
+def ranges_with_hedges(world: World, share: float) -> tuple[StoreRanges, Counters]:
     """Return ranges that have seen enough quick reads to hedge the first late one."""
     hedging, counters = ReadHedging(HedgeRule(share=share)), Counters()
     for _ in range(MIN_SAMPLES):
@@ -59,7 +59,7 @@ async def read_bodies(ranges: StoreRanges, buffers: Sequence[bytearray]) -> None
 @pytest.mark.parametrize("fault", [DelayedAnswer(), StalledBody(300_000)], ids=["no head", "half a body"])
 def test_slow_connection_is_overtaken_by_the_hedge(world: World, fault: Fault) -> None:
     """The hedged read finishes while the first read still waits. The first one writes nothing afterwards."""
-    ranges, counters = hedged(world, 0.1)
+    ranges, counters = ranges_with_hedges(world, 0.1)
     into = bytearray(len(BODY))
     world.proxy.inject(fault, method="GET")
     asyncio.run(read_bodies(ranges, [into]))
@@ -74,7 +74,7 @@ def test_slow_connection_is_overtaken_by_the_hedge(world: World, fault: Fault) -
 
 def test_slow_store_gets_few_hedges(world: World) -> None:
     """Of forty late reads, at most one in twenty is hedged, plus the saved budget."""
-    ranges, counters = hedged(world, 0.05)
+    ranges, counters = ranges_with_hedges(world, 0.05)
     world.proxy.inject(DelayedAnswer(0.3), method="GET", times=None)
     asyncio.run(read_bodies(ranges, [bytearray(len(BODY)) for _ in range(40)]))
     assert counters.hedges <= 3

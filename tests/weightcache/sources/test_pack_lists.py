@@ -7,13 +7,13 @@ from kelvin.blobstore.chunk_locations import encode_pack_list
 from kelvin.blobstore.memory_store import MemoryStore
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.artifacts.object_keys import pack_list_key
-from tests.weightcache.kit import TENANT, Version, describe, publish, publish_kept, put_pack, tier_of
-from tests.weightcache.sources.test_store_tier import fetched
+from tests.weightcache.kit import TENANT, Version, make_store_tier, make_version_of, publish, publish_kept, put_pack
+from tests.weightcache.sources.test_store_tier import fetch_page
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.store_tier import INDEX_BATCH, MAX_EXPECTED_VERSIONS, MAX_UNAVAILABLE_PACKS, StoreTier
 
 PACKS = 1000
-VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2)], PAGE_BYTES)
+VERSION = make_version_of([bytes([n]) * PAGE_BYTES for n in (1, 2)], PAGE_BYTES)
 
 
 class Sick(MemoryStore):
@@ -36,7 +36,7 @@ async def store_of(packs: int = PACKS) -> tuple[Sick, str]:
     """Return a store with `packs` packs of other versions, and the version's pack."""
     store = Sick()
     for number in range(packs):
-        await publish(store, describe([number.to_bytes(4, "big") * (PAGE_BYTES // 4)], PAGE_BYTES))
+        await publish(store, make_version_of([number.to_bytes(4, "big") * (PAGE_BYTES // 4)], PAGE_BYTES))
     return store, await publish(store, VERSION)
 
 
@@ -48,7 +48,7 @@ async def check_served(tier: StoreTier, version: Version = VERSION) -> None:
 
 
 def expecting(store: MemoryStore) -> StoreTier:
-    tier = tier_of(store)
+    tier = make_store_tier(store)
     tier.expect_version(TENANT, VERSION.id, VERSION.digests)
     return tier
 
@@ -87,11 +87,11 @@ async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
     """Without a pack list, further indexes are read only when needed, and no index is read twice."""
 
     store, pack = await store_of(4 * INDEX_BATCH)
-    tier = tier_of(store)
+    tier = make_store_tier(store)
     await check_served(tier)
     before = sorted([*(store.read_indexes)]).index(pack)
     assert len(store.read_indexes) <= before + INDEX_BATCH
-    assert (await fetched(tier, "0" * 64))[0] is ReadOutcome.ABSENT
+    assert (await fetch_page(tier, "0" * 64))[0] is ReadOutcome.ABSENT
     assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
 
 
@@ -100,14 +100,14 @@ async def test_unreadable_index_is_replaced_by_the_footer() -> None:
 
     store, pack = await store_of(INDEX_BATCH)
     store.sick = (f"/index/{pack}",)
-    await check_served(tier_of(store))
+    await check_served(make_store_tier(store))
     other = next(name for name in store.read_indexes if name != pack)
     store.sick = (f"/index/{other}", f"/packs/{other}")
-    await check_served(tier_of(store))
+    await check_served(make_store_tier(store))
     store.sick = (f"/index/{pack}", f"/packs/{pack}")
-    tier = tier_of(store)
+    tier = make_store_tier(store)
     with pytest.raises(BlobUnavailable):  # an unknown location is not a missing chunk
-        await fetched(tier, VERSION.digests[0])
+        await fetch_page(tier, VERSION.digests[0])
     store.sick = ()
     await check_served(tier)
 
@@ -118,7 +118,7 @@ async def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None
     store, _ = await store_of(1)
     kept, pack = await publish_kept(store, 7)
     store.sick = (f"/index/{pack}",)
-    tier = tier_of(store)
+    tier = make_store_tier(store)
     await check_served(tier)
     with pytest.raises(BlobUnavailable):
         await tier.fetch(TENANT, kept.digests[0], memoryview(bytearray(len(kept.chunks[0]))))
@@ -132,7 +132,7 @@ async def test_unavailable_store_is_given_up_soon() -> None:
     store, _ = await store_of()
     store.sick = ("/",)
     with pytest.raises(BlobUnavailable):
-        await fetched(expecting(store), VERSION.digests[0])
+        await fetch_page(expecting(store), VERSION.digests[0])
     assert len(store.read_indexes) <= MAX_UNAVAILABLE_PACKS + 16
 
 
@@ -146,9 +146,9 @@ async def test_wrong_copy_is_replaced_from_an_unlisted_pack() -> None:
     await store.delete(f"{TENANT}/packs/{pack}")
     await store.put_if_absent(f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
     tier = expecting(store)
-    assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
+    assert (await fetch_page(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
     await tier.quarantine(TENANT, VERSION.digests[0])
-    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+    assert await fetch_page(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_version_forgotten_during_a_list_read_fails_no_load() -> None:

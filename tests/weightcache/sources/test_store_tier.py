@@ -18,24 +18,24 @@ from kelvin.blobstore.packs import (
 )
 from kelvin.contracts.artifacts.manifest import PAGE_BYTES
 from kelvin.contracts.errors import Refused
-from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
+from tests.weightcache.kit import TENANT, make_store_tier, make_version_of, publish, publish_kept, put_pack
 from weightcache.sources.policy.healing import ReadOutcome
 from weightcache.sources.store_tier import MAX_TENANTS, StoreTier
 
-VERSION = describe([bytes([n]) * PAGE_BYTES for n in (1, 2, 3)], PAGE_BYTES)
-OTHER = describe([bytes([n]) * PAGE_BYTES for n in (4, 5)], PAGE_BYTES)
+VERSION = make_version_of([bytes([n]) * PAGE_BYTES for n in (1, 2, 3)], PAGE_BYTES)
+OTHER = make_version_of([bytes([n]) * PAGE_BYTES for n in (4, 5)], PAGE_BYTES)
 
 
 def page() -> memoryview:
     return memoryview(mmap.mmap(-1, PAGE_BYTES))
 
 
-async def fetched(tier: StoreTier, digest: str, tenant: str = TENANT) -> tuple[ReadOutcome, bytes]:
+async def fetch_page(tier: StoreTier, digest: str, tenant: str = TENANT) -> tuple[ReadOutcome, bytes]:
     into = page()
     return await tier.fetch(tenant, digest, into), bytes(into)
 
 
-async def replaced(store: BlobStore, key: str, data: bytes) -> None:
+async def replace_object(store: BlobStore, key: str, data: bytes) -> None:
     await store.delete(key)
     await store.put_if_absent(key, data)
 
@@ -47,16 +47,16 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def tier(store: MemoryStore) -> StoreTier:
-    return tier_of(store)
+    return make_store_tier(store)
 
 
 async def test_chunk_is_read_from_its_place_in_the_pack(store: MemoryStore, tier: StoreTier) -> None:
     """Each chunk comes from its place in its pack. Another tenant's chunk and an unknown one are absent."""
     await publish(store, VERSION)
     for digest, body in zip(VERSION.digests, VERSION.chunks, strict=True):
-        assert await fetched(tier, digest) == (ReadOutcome.WHOLE, body)
-    assert (await fetched(tier, OTHER.digests[0]))[0] is ReadOutcome.ABSENT
-    assert (await fetched(tier, VERSION.digests[0], "other"))[0] is ReadOutcome.ABSENT
+        assert await fetch_page(tier, digest) == (ReadOutcome.WHOLE, body)
+    assert (await fetch_page(tier, OTHER.digests[0]))[0] is ReadOutcome.ABSENT
+    assert (await fetch_page(tier, VERSION.digests[0], "other"))[0] is ReadOutcome.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_footer_replaces_a_bad_index(store: MemoryStore, tier: StoreTier, 
     await store.delete(f"{TENANT}/index/{pack}")
     if index is not None:
         await store.put_if_absent(f"{TENANT}/index/{pack}", index)
-    assert await fetched(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
+    assert await fetch_page(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
     assert tier.unreadable_packs == 0
 
 
@@ -84,21 +84,21 @@ async def test_unreadable_pack_does_not_affect_others(store: MemoryStore, tier: 
     """A pack without a valid index and footer is counted and skipped. Chunks of other packs are served."""
     pack = await publish(store, VERSION)
     await store.delete(f"{TENANT}/index/{pack}")
-    await replaced(store, f"{TENANT}/packs/{pack}", content)
+    await replace_object(store, f"{TENANT}/packs/{pack}", content)
     await publish(store, OTHER)
-    assert await fetched(tier, OTHER.digests[0]) == (ReadOutcome.WHOLE, OTHER.chunks[0])
-    assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.ABSENT
+    assert await fetch_page(tier, OTHER.digests[0]) == (ReadOutcome.WHOLE, OTHER.chunks[0])
+    assert (await fetch_page(tier, VERSION.digests[0]))[0] is ReadOutcome.ABSENT
     assert tier.unreadable_packs > 0
 
 
 async def test_chunk_is_found_in_its_new_pack(store: MemoryStore, tier: StoreTier) -> None:
     """A chunk whose pack was collected is found in the pack that has it now. A chunk in no pack is absent."""
     pack = await publish(store, VERSION)
-    await fetched(tier, VERSION.digests[0])
+    await fetch_page(tier, VERSION.digests[0])
     await store.delete(f"{TENANT}/packs/{pack}")
     await put_pack(store, VERSION.chunks[:2])
-    assert await fetched(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
-    assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.ABSENT
+    assert await fetch_page(tier, VERSION.digests[1]) == (ReadOutcome.WHOLE, VERSION.chunks[1])
+    assert (await fetch_page(tier, VERSION.digests[2]))[0] is ReadOutcome.ABSENT
 
 
 async def test_wrong_length_and_short_pack_are_reported(store: MemoryStore, tier: StoreTier) -> None:
@@ -106,9 +106,9 @@ async def test_wrong_length_and_short_pack_are_reported(store: MemoryStore, tier
     pack = await publish(store, VERSION)
     assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE_BYTES))) is ReadOutcome.LENGTH
     whole = await store.read(f"{TENANT}/packs/{pack}")
-    await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE_BYTES + 100])
-    assert (await fetched(tier, VERSION.digests[1]))[0] is ReadOutcome.WHOLE
-    assert (await fetched(tier, VERSION.digests[2]))[0] is ReadOutcome.SHORT
+    await replace_object(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE_BYTES + 100])
+    assert (await fetch_page(tier, VERSION.digests[1]))[0] is ReadOutcome.WHOLE
+    assert (await fetch_page(tier, VERSION.digests[2]))[0] is ReadOutcome.SHORT
 
 
 class Failing(MemoryStore):
@@ -125,7 +125,7 @@ async def test_unavailable_store_is_retryable() -> None:
     store = Failing()
     await publish(store, VERSION)
     with pytest.raises(Refused) as refused:
-        await fetched(tier_of(store), VERSION.digests[0])
+        await fetch_page(make_store_tier(store), VERSION.digests[0])
     assert refused.value.failure.retryable
 
 
@@ -142,8 +142,8 @@ async def test_concurrent_reads_load_each_index_once() -> None:
 
     store = Counting()
     await publish(store, VERSION)
-    tier = tier_of(store)
-    await asyncio.gather(*(fetched(tier, VERSION.digests[n % 3]) for n in range(50)))
+    tier = make_store_tier(store)
+    await asyncio.gather(*(fetch_page(tier, VERSION.digests[n % 3]) for n in range(50)))
     assert store.reads == 1
 
 
@@ -155,7 +155,7 @@ async def test_kept_file(store: MemoryStore, tier: StoreTier) -> None:
         assert await tier.fetch(TENANT, digest, into) is ReadOutcome.WHOLE
         assert bytes(into) == body
     whole = await store.read(f"{TENANT}/packs/{pack}")
-    await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
+    await replace_object(store, f"{TENANT}/packs/{pack}", whole[:-100])
     into = memoryview(bytearray(len(version.chunks[0])))  # its tensors are at the end of the file
     assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.SHORT
 
@@ -169,10 +169,10 @@ async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -
     await store.delete(key)
     assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.ABSENT
     assert tier.unreadable_packs == 0
-    await replaced(store, key, index[:-1])
+    await replace_object(store, key, index[:-1])
     assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.ABSENT
     assert tier.unreadable_packs > 0
-    await replaced(store, key, index)
+    await replace_object(store, key, index)
     assert await tier.fetch(TENANT, version.digests[0], into) is ReadOutcome.WHOLE
 
 
@@ -183,9 +183,9 @@ async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore,
     pack = file_pack(blake3(body).hexdigest())
     await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
     await store.put_if_absent(f"{TENANT}/index/{pack}", b"{}")
-    assert (await fetched(tier, digest))[0] is ReadOutcome.ABSENT
+    assert (await fetch_page(tier, digest))[0] is ReadOutcome.ABSENT
     await store.put_if_absent(f"{TENANT}/packs/{blake3(body).hexdigest()}", body)
-    assert await fetched(tier, digest) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+    assert await fetch_page(tier, digest) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_replaced_index_is_read_again(store: MemoryStore, tier: StoreTier) -> None:
@@ -193,10 +193,10 @@ async def test_replaced_index_is_read_again(store: MemoryStore, tier: StoreTier)
     version, pack = await publish_kept(store, 7)
     index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
     less = FileIndex(chunks=index.chunks[:1], size=index.size)
-    await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(less))
+    await replace_object(store, f"{TENANT}/index/{pack}", encode_file_index(less))
     into = memoryview(bytearray(len(version.chunks[1])))
     assert await tier.fetch(TENANT, version.digests[1], into) is ReadOutcome.ABSENT
-    await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(index))
+    await replace_object(store, f"{TENANT}/index/{pack}", encode_file_index(index))
     assert await tier.fetch(TENANT, version.digests[1], into) is ReadOutcome.WHOLE
 
 
@@ -208,9 +208,9 @@ async def two_packs(store: MemoryStore) -> tuple[str, str]:
 
 async def test_missing_copy_is_replaced_from_another_pack(store: MemoryStore, tier: StoreTier) -> None:
     first, _ = await two_packs(store)
-    await fetched(tier, VERSION.digests[0])
+    await fetch_page(tier, VERSION.digests[0])
     await store.delete(f"{TENANT}/packs/{first}")
-    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+    assert await fetch_page(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_wrong_copy_is_tried_last(store: MemoryStore, tier: StoreTier) -> None:
@@ -218,17 +218,17 @@ async def test_wrong_copy_is_tried_last(store: MemoryStore, tier: StoreTier) -> 
     first, second = await two_packs(store)
     for pack, outcomes in ((first, [False, True, True]), (second, [False, True, True])):
         whole = await store.read(f"{TENANT}/packs/{pack}")
-        await replaced(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
+        await replace_object(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
         for want in outcomes:
-            outcome, body = await fetched(tier, VERSION.digests[0])
+            outcome, body = await fetch_page(tier, VERSION.digests[0])
             assert outcome is ReadOutcome.WHOLE
             if (body == VERSION.chunks[0]) != want:
                 raise AssertionError(pack)
             if not want:
                 await tier.quarantine(TENANT, VERSION.digests[0])
-        await replaced(store, f"{TENANT}/packs/{pack}", whole)
+        await replace_object(store, f"{TENANT}/packs/{pack}", whole)
     await tier.quarantine(TENANT, VERSION.digests[2])
-    assert await fetched(tier, VERSION.digests[2]) == (ReadOutcome.WHOLE, VERSION.chunks[2])
+    assert await fetch_page(tier, VERSION.digests[2]) == (ReadOutcome.WHOLE, VERSION.chunks[2])
 
 
 class Sick(MemoryStore):
@@ -246,28 +246,28 @@ async def test_unreadable_copy_is_tried_again_after_a_wrong_one() -> None:
     """A pack is unavailable for a moment, and the other copy is wrong. Then the first pack is read again."""
     store = Sick()
     first = await put_pack(store, VERSION.chunks)
-    store.sick, tier = "no pack", tier_of(store)
-    await fetched(tier, VERSION.digests[0])
+    store.sick, tier = "no pack", make_store_tier(store)
+    await fetch_page(tier, VERSION.digests[0])
     second = await put_pack(store, (VERSION.chunks[0], *OTHER.chunks))
     whole = await store.read(f"{TENANT}/packs/{second}")
-    await replaced(store, f"{TENANT}/packs/{second}", bytes([whole[0] ^ 1]) + whole[1:])
+    await replace_object(store, f"{TENANT}/packs/{second}", bytes([whole[0] ^ 1]) + whole[1:])
     store.sick = first
-    assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
+    assert (await fetch_page(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
     await tier.quarantine(TENANT, VERSION.digests[0])
     store.sick = "no pack"
-    assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+    assert await fetch_page(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
 
 
 async def test_unreadable_copy_is_replaced_from_another_pack() -> None:
     """The chunk is served if another pack has it. If no pack can be read, the read fails."""
     store = Sick()
     store.sick, _ = await two_packs(store)
-    tier = tier_of(store)
+    tier = make_store_tier(store)
     for _ in range(2):
-        assert await fetched(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
+        assert await fetch_page(tier, VERSION.digests[0]) == (ReadOutcome.WHOLE, VERSION.chunks[0])
     store.sick = "/packs/"
     with pytest.raises(BlobUnavailable):
-        await fetched(tier, VERSION.digests[0])
+        await fetch_page(tier, VERSION.digests[0])
 
 
 async def test_indexes_are_read_concurrently() -> None:
@@ -284,11 +284,11 @@ async def test_indexes_are_read_concurrently() -> None:
             return await super().read(key, offset, length)
 
     store = Slow()
-    versions = [describe([bytes([n]) * PAGE_BYTES], PAGE_BYTES) for n in range(1, 60)]
+    versions = [make_version_of([bytes([n]) * PAGE_BYTES], PAGE_BYTES) for n in range(1, 60)]
     for version in versions:
         await publish(store, version)
-    tier = tier_of(store)
-    assert await fetched(tier, versions[-1].digests[0]) == (ReadOutcome.WHOLE, versions[-1].chunks[0])
+    tier = make_store_tier(store)
+    assert await fetch_page(tier, versions[-1].digests[0]) == (ReadOutcome.WHOLE, versions[-1].chunks[0])
     assert 2 < store.most <= 16
 
 
@@ -296,7 +296,7 @@ async def test_indexes_of_few_tenants_are_kept(store: MemoryStore, tier: StoreTi
     """Only the last `MAX_TENANTS` tenants' indexes are kept. Forgotten indexes are read again."""
     await publish(store, VERSION)
     for number in range(MAX_TENANTS + 10):
-        assert (await fetched(tier, VERSION.digests[0], f"tenant-{number}"))[0] is ReadOutcome.ABSENT
+        assert (await fetch_page(tier, VERSION.digests[0], f"tenant-{number}"))[0] is ReadOutcome.ABSENT
         tier.expect_version(f"tenant-{number}", VERSION.id, VERSION.digests)
     assert f"tenants={MAX_TENANTS} " in repr(tier)
-    assert (await fetched(tier, VERSION.digests[0]))[0] is ReadOutcome.WHOLE
+    assert (await fetch_page(tier, VERSION.digests[0]))[0] is ReadOutcome.WHOLE
