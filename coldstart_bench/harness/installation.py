@@ -268,7 +268,7 @@ class Installation:
         return [path for path in (self.data / "store").rglob("*") if path.is_file()]
 
     def wait(self, condition: Callable[[], bool], description: str, limit_s: float = 60.0) -> None:
-        """Wait until `is_so()`. Raises InstallationFailed with `what` after `limit_s`."""
+        """Wait until `condition()`. Raises InstallationFailed with `description` after `limit_s`."""
         if not poll_until_true(condition, limit_s):
             raise InstallationFailed(f"after {limit_s:g} s it is still not true that {description}")
 

@@ -12,13 +12,13 @@ _BACKOFF_FACTOR: Final = 1.25
 
 
 def poll_until_true(is_true: Callable[[], bool], limit_s: float, seldom_s: float = MAX_POLL_S) -> bool:
-    """Poll `holds` for at most `limit_s`. Return whether it became true. See `remaining`."""
+    """Poll `is_true` for at most `limit_s`. Return whether it became true. See `remaining`."""
     return not remaining(lambda: not is_true(), limit_s, seldom_s)
 
 
 def remaining(find_problems: Callable[[], T], limit_s: float, seldom_s: float = MAX_POLL_S) -> T:
-    """Poll `amiss` until it returns a false value, for at most `limit_s`, and return its last value. `seldom_s` is the
-    longest pause between two calls. Raises what `amiss` raises. A call is not cut short.
+    """Poll `find_problems` until it returns a false value, for at most `limit_s`, and return its last value. `seldom_s`
+    is the longest pause between two calls. Raises what `find_problems` raises. A call is not cut short.
     """
     limit, pause_s = time.monotonic() + limit_s, POLL_S
     while (found := find_problems()) and time.monotonic() < limit:

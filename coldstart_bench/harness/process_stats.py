@@ -153,7 +153,7 @@ def cpu_load(before: CpuTime | None, after: CpuTime | None, requests: int, secon
 
 @contextlib.contextmanager
 def sampling_thread(sample: Callable[[], object], every_s: float, core: int | None = None) -> Iterator[None]:
-    """Call `take` every `every_s` seconds in a thread, optionally pinned to `core`, until the block ends."""
+    """Call `sample` every `every_s` seconds in a thread, optionally pinned to `core`, until the block ends."""
     stop = threading.Event()
 
     def run() -> None:

@@ -31,7 +31,7 @@ class RetryBudget:
         return self.attempt_s + size / self.slowest_bytes_per_s
 
     def pause_s(self, failures: int, jitter: float) -> float:
-        """Return the pause in seconds after `failed` (1 or more) failures. Full jitter: `chance` is in [0, 1)."""
+        """Return the pause in seconds after `failures` (1 or more) failures. Full jitter: `jitter` is in [0, 1)."""
         return jitter * ExponentialBackoff(self.base_s, self.cap_s).delay_s(failures)
 
 

@@ -8,7 +8,7 @@ MAX_LIMIT = 1 << 50  # the largest limit of a tenant or of a degradation step; 1
 
 
 def parse_whole_number(text: str | bytes, max_digits: int = DIGITS) -> int | None:
-    """Return the number, or None unless `written` is 1 to `most_digits` ASCII digits."""
+    """Return the number, or None unless `text` is 1 to `max_digits` ASCII digits."""
     if text.isascii() and text.isdigit() and len(text) <= max_digits:
         return int(text)
     return None

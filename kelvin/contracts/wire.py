@@ -87,7 +87,7 @@ def decode_lenient(raw: bytes | str) -> Any:
 
 
 def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, field: str = "body") -> T:
-    """Decode strictly. Raises `Refused(InvalidRequest)` with `what` and msgspec's rule."""
+    """Decode strictly. Raises `Refused(InvalidRequest)` with `field` and msgspec's rule."""
     try:
         found: T = (_decoders.get(kind) or decoder(kind)).decode(raw)
         return found

@@ -1,8 +1,8 @@
 """Track the request for which code runs. It travels with the context of tasks and threads, and in headers between
 processes.
 
-The process that answers a request calls `begin`. Every log line and internal call under it then carries the request's
-id.
+The process that answers a request calls `set_request_context`. Every log line and internal call under it then carries
+the request's id.
 """
 
 import re

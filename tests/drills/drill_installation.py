@@ -60,7 +60,7 @@ _MODULES: Final = {
 
 
 def wait(condition: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
-    """Wait until `is_so()`. Raises PreconditionFailed with `what` after `limit_s`."""
+    """Wait until `condition()`. Raises PreconditionFailed with `what` after `limit_s`."""
     if not polling.poll_until_true(condition, limit_s):
         raise PreconditionFailed(f"after {limit_s:g} s it is not so that {what}")
 

@@ -98,7 +98,7 @@ class StreamedRequests:
             return self._closed or any(line["type"] == "end" for line in self._events)
 
     def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> None:
-        """Wait until `is_so()`. Raises PreconditionFailed if the request ends before, or after `limit_s`."""
+        """Wait until `condition()`. Raises PreconditionFailed if the request ends before, or after `limit_s`."""
         limit = time.monotonic() + limit_s
         with self._heard:
             while not condition():

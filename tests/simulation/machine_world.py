@@ -1,8 +1,8 @@
 """World: the control plane of one machine, over processes that start, restore, sleep, hang and die.
 
 Registry, tenants, autoscaler, actuator, pool, fleet, adoption, feed, ledger and budgets are assembled by the product's
-own `open_services` and `one_machine`. The database is a file in memory. The control plane restarts while the other
-processes live on.
+own `open_services` and `build_machine_backend`. The database is a file in memory. The control plane restarts while the
+other processes live on.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ class Bar(Progress):
 
 @contextmanager
 def open_progress(is_shown: bool) -> Iterator[Progress]:
-    """Yield a bar if `wanted` and standard error is a terminal, else a progress that shows nothing."""
+    """Yield a bar if `is_shown` and standard error is a terminal, else a progress that shows nothing."""
     console = Console(stderr=True)
     if not (is_shown and console.is_terminal):
         yield Progress()

@@ -48,7 +48,7 @@ def open_client() -> Iterator[httpx.Client]:
     except CommandFailed as closed:
         raise Refused(RemoteFailure("unavailable", Unavailable.status, closed.message, None, True)) from closed
     with opened as client:
-        # Refusals of the push API say whether a retry may help, so they are handled here instead of in `refuse`.
+        # Refusals of the push API say whether a retry may help, so they are handled here, not in `raise_for_error`.
         client.event_hooks = {}
         yield client
 

@@ -49,7 +49,7 @@ class Meter:
         return replace(self.close_interval(now_ns), phase=phase, since_ns=now_ns)
 
     def is_older_than(self, start_time_ns: int) -> bool:
-        """Return whether an earlier process with the same pid wrote the page, before the process born at `born_ns`."""
+        """Return whether an earlier process with the same pid wrote the page, before this process started."""
         return self.since_ns < start_time_ns - _SLACK_NS
 
     def close_interval(self, now_ns: int) -> "Meter":

@@ -24,7 +24,7 @@ def threads_for(cores: int, replicas: int, cap: int) -> int:
 
 
 def kv_bytes_for(requested_bytes: int, available: int) -> int:
-    """Return `wanted`, at most half of the available memory, and at least 64 MiB."""
+    """Return `requested_bytes`, at most half of the available memory, and at least 64 MiB."""
     return max(MIN_KV_BYTES, min(requested_bytes, available // 2))
 
 

@@ -25,7 +25,7 @@ class TokenLimits:
     cap_tokens: int | None = None  # cap of a response, whatever the request asks for
 
     def allowed_output(self, requested: int, prompt_tokens: int = 1) -> int:
-        """Return how many of `most` response tokens the limits allow after a prompt of `prompt_tokens`; 0 if none."""
+        """Return how many of the `requested` tokens the limits allow after a prompt of `prompt_tokens`; 0 if none."""
         if self.output_tokens is not None:
             requested = min(requested, self.output_tokens)
         return requested if self.context_tokens is None else max(0, min(requested, self.context_tokens - prompt_tokens))

@@ -30,9 +30,9 @@ def test_a_service_has_frozen_what_it_imported(call: str, frozen: bool) -> None:
 
 RAISES = """
 import resource
-from kelvin.process.startup import raise_descriptors
+from kelvin.process.startup import raise_descriptor_limit
 
-raise_descriptors()
+raise_descriptor_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -432,7 +432,7 @@ async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeyp
 
     async with fleet(tmp_path, 3) as (place, lead):
         place.runs(*place.models)
-        monkeypatch.setattr("controlplane.knative.services.service_renderer.service", defective)
+        monkeypatch.setattr("controlplane.knative.services.service_renderer.render_service", defective)
         async with lead(OLD) as scene:
             await scene.let_pass(60)
             assert {place.generation(model) for model in place.models} == {1}
