@@ -38,7 +38,7 @@ class RecentRecords:
                 self._bytes -= len(self._frames.popleft()[1])
 
     def records_after(self, sequence: int, max_count: int) -> list[Frame]:
-        """Return at most `max_count` records that follow `sequence` without a gap, or none if the next one is not here."""
+        """Return at most `max_count` records that follow `sequence` without a gap; none if the next one is missing."""
         found: list[Frame] = []
         with self._lock:
             for number, frame in self._frames:
