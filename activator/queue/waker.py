@@ -34,7 +34,7 @@ class Waker:
         self._wake_sent_us: dict[VersionKey, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Waker waking={len(self._tasks)} nudging={len(self._timed_wakes)}>"
+        return f"<Waker waking={len(self._tasks)} timed={len(self._timed_wakes)}>"
 
     def start_wake(self, key: VersionKey) -> None:
         """Start sending wake calls, if that is not running yet."""

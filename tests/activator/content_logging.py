@@ -1,4 +1,4 @@
-"""An activator that logs what KELVIN_TELLS names of a request: `headers`, `query` or `body`. Run as a program."""
+"""An activator that logs what KELVIN_LOGGED_PART names of a request: `headers`, `query` or `body`. Run as a program."""
 
 import logging
 import os
@@ -12,18 +12,18 @@ def main() -> None:
     from activator import __main__
     from activator.http import exchange
 
-    tells = os.environ["KELVIN_TELLS"]
+    logged_part = os.environ["KELVIN_LOGGED_PART"]
     begin, read = exchange.Exchange.__init__, exchange.Exchange.read_body
 
     def begun(self: exchange.Exchange, *given: Any) -> None:
         begin(self, *given)
-        if tells != "body":
-            log.debug("asked", extra={"told": repr(getattr(self, tells))})
+        if logged_part != "body":
+            log.debug("a request", extra={"part": repr(getattr(self, logged_part))})
 
     async def read_body(self: exchange.Exchange, *given: Any) -> bytes:
         body = await read(self, *given)
-        if tells == "body":
-            log.debug("read", extra={"told": body.decode(errors="replace")})
+        if logged_part == "body":
+            log.debug("a body", extra={"part": body.decode(errors="replace")})
         return body
 
     vars(exchange)["Exchange"].__init__ = begun

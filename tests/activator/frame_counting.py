@@ -45,7 +45,7 @@ def main() -> None:
                 parse_host(hosts)
             return parse_host(hosts)
 
-        vars(front_door)["host_of"] = slower
+        vars(front_door)["parse_host"] = slower
     sys.setprofile(Count(Http1Protocol.on_headers_complete.__code__, os.environ["KELVIN_COUNTED"]))
     try:
         __main__.main()

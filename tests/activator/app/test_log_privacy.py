@@ -71,7 +71,7 @@ async def test_secrets_and_content_are_never_logged(tmp_path: Path) -> None:
     assert await searched(tmp_path) == []
 
 
-@pytest.mark.parametrize("tells", ["headers", "query", "body"])
-async def test_control_leaking_activator_is_detected(tmp_path: Path, tells: str) -> None:
+@pytest.mark.parametrize("logged_part", ["headers", "query", "body"])
+async def test_control_leaking_activator_is_detected(tmp_path: Path, logged_part: str) -> None:
     """Negative control: an activator that logs a header, the query or the body is detected."""
-    assert await searched(tmp_path, program="tests.activator.content_logging", tells=tells) == ["log"]
+    assert await searched(tmp_path, program="tests.activator.content_logging", logged_part=logged_part) == ["log"]

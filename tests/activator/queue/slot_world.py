@@ -25,7 +25,7 @@ from tests.activator.clock import Clock
 from tests.activator.control import VERSION
 
 KEY = VersionKey("default", "m", VERSION)
-ASK = QueuedRequest("default", 10, 10)
+REQUEST = QueuedRequest("default", 10, 10)
 FAILED = RestoreFailure(
     tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
 )
@@ -35,27 +35,27 @@ FAILED = RestoreFailure(
 class RecordingWaker(Waker):
     """A waker that only records its calls."""
 
-    rung: list[VersionKey] = field(default_factory=list)
-    ringing: set[VersionKey] = field(default_factory=set)
-    nudged: dict[VersionKey, float] = field(default_factory=dict)
+    woken: list[VersionKey] = field(default_factory=list)
+    waking: set[VersionKey] = field(default_factory=set)
+    timed_wakes: dict[VersionKey, float] = field(default_factory=dict)
 
     def start_wake(self, key: VersionKey) -> None:
-        if key not in self.ringing:
-            self.rung.append(key)
-            self.ringing.add(key)
+        if key not in self.waking:
+            self.woken.append(key)
+            self.waking.add(key)
 
     def stop_wake(self, key: VersionKey) -> None:
-        self.ringing.discard(key)
+        self.waking.discard(key)
 
     def start_wake_for(self, key: VersionKey, for_s: float) -> None:
-        self.nudged[key] = for_s
+        self.timed_wakes[key] = for_s
 
     def stop_timed_wakes(self, tenant: str, version: str) -> None:
-        for key in [key for key in self.nudged if (key.tenant, key.version) == (tenant, version)]:
-            del self.nudged[key]
+        for key in [key for key in self.timed_wakes if (key.tenant, key.version) == (tenant, version)]:
+            del self.timed_wakes[key]
 
     def wake_sent_us(self, key: VersionKey) -> int | None:
-        return 1 if key in self.ringing else None
+        return 1 if key in self.waking else None
 
 
 def queue_limits(*, version: int = 10_000, total: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
@@ -90,9 +90,14 @@ class SlotWorld:
         longest_open_s: float = LONGEST_S,
     ) -> None:
         self.clock = clock or asyncio.get_running_loop().time
-        self.bell = RecordingWaker()
+        self.waker = RecordingWaker()
         self.throttler = Throttler(
-            limits or queue_limits(), self.bell, longest_open_s=longest_open_s, peers=peers, clock=self.clock, draw=draw
+            limits or queue_limits(),
+            self.waker,
+            longest_open_s=longest_open_s,
+            peers=peers,
+            clock=self.clock,
+            draw=draw,
         )
         self.waits: defaultdict[str, list[float]] = defaultdict(list)
         self.feed(*rows)
@@ -105,24 +110,30 @@ class SlotWorld:
         """Return the replica of that name, of the version KEY."""
         return self.throttler.slot_allocator.ensure_version_queue(KEY).replicas[name]
 
-    async def take(
-        self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY, retry_by_s: float | None = None
+    async def acquire(
+        self,
+        request: QueuedRequest = REQUEST,
+        in_s: float = 50.0,
+        key: VersionKey = KEY,
+        retry_by_s: float | None = None,
     ) -> Replica:
         """Wait for a slot. The caller must call `release`."""
-        return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), retry_by_s)
+        return await self.throttler.acquire(key, request, Deadline.after(in_s, self.clock()), retry_by_s)
 
-    async def ask(self, ask: QueuedRequest = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
+    async def start_request(
+        self, request: QueuedRequest = REQUEST, in_s: float = 50.0, key: VersionKey = KEY
+    ) -> "asyncio.Task[Replica]":
         """Start a request. On return it has a slot, waits for one, or was refused."""
-        task = asyncio.create_task(self.take(ask, in_s, key))
+        task = asyncio.create_task(self.acquire(request, in_s, key))
         await run_loop()
         self.throttler.check_integrity()
         return task
 
-    def release(self, replica: Replica, ask: QueuedRequest = ASK, tokens: int | None = None) -> None:
+    def release(self, replica: Replica, request: QueuedRequest = REQUEST, tokens: int | None = None) -> None:
         """Release the slot of a request that used so many tokens (None: as estimated)."""
-        self.throttler.slot_allocator.release(KEY, replica, ask, tokens)
+        self.throttler.slot_allocator.release(KEY, replica, request, tokens)
 
-    async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
+    async def cancel_requests(self, *tasks: "asyncio.Task[Replica]") -> None:
         """Cancel these requests, and assert that no other one waits."""
         for task in tasks:
             task.cancel()
@@ -130,28 +141,28 @@ class SlotWorld:
         self.throttler.check_integrity()
         assert self.throttler.usage_by_tenant.total.entries == 0
 
-    async def measure(self, clock: Clock, ask: QueuedRequest = ASK) -> None:
+    async def measure_throughput(self, clock: Clock, request: QueuedRequest = REQUEST) -> None:
         """Serve enough requests of two seconds each that the throughput is known."""
         for _ in range(MIN_ANSWERS):
-            replica = await self.take(ask, 1e6)
+            replica = await self.acquire(request, 1e6)
             clock.now_s += 2.0
-            self.release(replica, ask)
+            self.release(replica, request)
 
-    async def serve(self, ask: QueuedRequest, answer_duration_s: float, in_s: float = 50.0) -> None:
+    async def serve(self, request: QueuedRequest, answer_duration_s: float, in_s: float = 50.0) -> None:
         """Serve one request from its arrival to the end of its answer. Raises what `Throttler.slot` raises."""
         enqueued_at_s = self.clock()
-        async with self.throttler.slot(KEY, ask, Deadline(enqueued_at_s + in_s)):
-            self.waits[ask.tenant].append(self.clock() - enqueued_at_s)
+        async with self.throttler.slot(KEY, request, Deadline(enqueued_at_s + in_s)):
+            self.waits[request.tenant].append(self.clock() - enqueued_at_s)
             await asyncio.sleep(answer_duration_s)
 
     async def arrivals(
-        self, ask: QueuedRequest, at_s: Iterable[float], answer_duration_s: float, in_s: float = 50.0
+        self, request: QueuedRequest, at_s: Iterable[float], answer_duration_s: float, in_s: float = 50.0
     ) -> None:
         """Serve a request at each of these times of the loop, whether or not earlier ones have ended."""
         serving = []
         for time_s in at_s:
             await asyncio.sleep(time_s - self.clock())
-            serving.append(asyncio.ensure_future(self.serve(ask, answer_duration_s, in_s)))
+            serving.append(asyncio.ensure_future(self.serve(request, answer_duration_s, in_s)))
         await asyncio.gather(*serving)
         self.throttler.check_integrity()
 

@@ -143,7 +143,7 @@ async def test_cancelled_request_is_not_charged(leaves_first: bool) -> None:
     """The request is cancelled before or just after its slot is granted, and its task has not run since."""
 
     here = NamedRequests()
-    replica = await here.take()
+    replica = await here.acquire()
     await here.come("leaves", QueuedRequest("t", 10, 1000))
     if leaves_first:
         here.tasks[0].cancel()

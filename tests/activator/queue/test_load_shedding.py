@@ -23,7 +23,7 @@ from tests.activator.queue.slot_world import KEY, SlotWorld, failure_of, queue_l
 from tests.activator.world import CHAT, ReceivedResponse, world
 
 OTHER = VersionKey("default", "other", VERSION)
-ASK, BATCH = QueuedRequest("t", 10, 10), QueuedRequest("t", 10, 10, PriorityClass.BATCH)
+REQUEST, BATCH = QueuedRequest("t", 10, 10), QueuedRequest("t", 10, 10, PriorityClass.BATCH)
 
 
 class SheddingWorld(SlotWorld):
@@ -36,8 +36,8 @@ class SheddingWorld(SlotWorld):
     async def measure_one_slot(self) -> Replica:
         """Measure one slot at two seconds per ten tokens. Return its replica, with the slot taken."""
         self.feed(replica_row("a", 1))
-        await self.measure(self.now, ASK)
-        return await self.take(ASK)
+        await self.measure_throughput(self.now, REQUEST)
+        return await self.acquire(REQUEST)
 
 
 async def test_full_queue_sheds_the_lowest_request() -> None:
@@ -46,18 +46,18 @@ async def test_full_queue_sheds_the_lowest_request() -> None:
     """
 
     shedding_world = SheddingWorld(queue_limits(version=2))
-    batch, stays = await shedding_world.ask(BATCH), await shedding_world.ask(ASK)
-    newest = await shedding_world.ask(ASK)
+    batch, stays = await shedding_world.start_request(BATCH), await shedding_world.start_request(REQUEST)
+    newest = await shedding_world.start_request(REQUEST)
     assert failure_of(batch) == ShedByPriority("batch", 1.0)
-    assert isinstance(failure_of(await shedding_world.ask(BATCH)), Overloaded)
-    other = await shedding_world.ask(QueuedRequest("u", 10, 10))
+    assert isinstance(failure_of(await shedding_world.start_request(BATCH)), Overloaded)
+    other = await shedding_world.start_request(QueuedRequest("u", 10, 10))
     assert failure_of(newest) == ShedByFairShare(1.0)
     counts = shedding_world.throttler.load_shedder.counts
     assert counts == {
         (Reason.DISPLACED, PriorityClass.BATCH): 1, (Reason.FULL, PriorityClass.BATCH): 1, (Reason.OVER_SHARE,
         PriorityClass.INTERACTIVE): 1,
     }  # fmt: skip
-    await shedding_world.leave(stays, other)
+    await shedding_world.cancel_requests(stays, other)
 
 
 def test_refused_queued_request_is_freed_at_once() -> None:
@@ -67,7 +67,7 @@ def test_refused_queued_request_is_freed_at_once() -> None:
 
     async def refused(shedding_world: SheddingWorld) -> "weakref.ref[Refused]":
         try:
-            await shedding_world.take(BATCH)
+            await shedding_world.acquire(BATCH)
         except Refused as error:
             return weakref.ref(error)
         raise AssertionError
@@ -76,9 +76,9 @@ def test_refused_queued_request_is_freed_at_once() -> None:
         shedding_world = SheddingWorld(queue_limits(version=1))
         batch = asyncio.create_task(refused(shedding_world))
         await run_loop()
-        stays = await shedding_world.ask(ASK)
+        stays = await shedding_world.start_request(REQUEST)
         assert (await batch)() is None
-        await shedding_world.leave(stays)
+        await shedding_world.cancel_requests(stays)
 
     gc.disable()
     try:
@@ -91,40 +91,40 @@ async def test_version_without_requests_is_no_longer_woken() -> None:
     """Its version has no other request, so it is no longer woken."""
 
     shedding_world = SheddingWorld(queue_limits(total=1))
-    batch = await shedding_world.ask(BATCH, key=OTHER)
-    assert shedding_world.bell.ringing == {OTHER}
-    stays = await shedding_world.ask(ASK)
+    batch = await shedding_world.start_request(BATCH, key=OTHER)
+    assert shedding_world.waker.waking == {OTHER}
+    stays = await shedding_world.start_request(REQUEST)
     assert failure_of(batch) == ShedByPriority("batch", 1.0)
-    assert shedding_world.bell.ringing == {KEY}
-    await shedding_world.leave(stays)
+    assert shedding_world.waker.waking == {KEY}
+    await shedding_world.cancel_requests(stays)
 
 
 async def test_request_with_a_slot_is_not_shed() -> None:
     """This holds even before the request's task has run."""
 
     shedding_world = SheddingWorld(queue_limits(version=1))
-    batch = asyncio.create_task(shedding_world.take(BATCH))
+    batch = asyncio.create_task(shedding_world.acquire(BATCH))
     await asyncio.sleep(0)
     shedding_world.feed(replica_row("a", 1))
     assert not batch.done()
-    waits, refused = await shedding_world.ask(ASK), await shedding_world.ask(ASK)
+    waits, refused = await shedding_world.start_request(REQUEST), await shedding_world.start_request(REQUEST)
     assert (await batch).row.runtime_id == "a"
     assert isinstance(failure_of(refused), Overloaded)
-    await shedding_world.leave(waits)
+    await shedding_world.cancel_requests(waits)
 
 
 async def test_cancelled_entry_makes_room_and_is_not_counted() -> None:
     """The task of a queued request was cancelled but is still in the queue. It is not counted as shed."""
 
     shedding_world = SheddingWorld(queue_limits(version=1))
-    batch = await shedding_world.ask(BATCH)
+    batch = await shedding_world.start_request(BATCH)
     batch.cancel()
-    stays = asyncio.create_task(shedding_world.take(ASK))
+    stays = asyncio.create_task(shedding_world.acquire(REQUEST))
     await run_loop()
     assert batch.cancelled()
     assert not stays.done()
     assert not shedding_world.throttler.load_shedder.counts
-    await shedding_world.leave(stays)
+    await shedding_world.cancel_requests(stays)
 
 
 async def test_request_that_is_too_late_displaces_nobody() -> None:
@@ -132,10 +132,10 @@ async def test_request_that_is_too_late_displaces_nobody() -> None:
 
     shedding_world = SheddingWorld(queue_limits(version=2))
     await shedding_world.measure_one_slot()
-    stay = [await shedding_world.ask(BATCH), await shedding_world.ask(ASK, in_s=2.5)]
-    late = await shedding_world.ask(ASK, in_s=3.0)
+    stay = [await shedding_world.start_request(BATCH), await shedding_world.start_request(REQUEST, in_s=2.5)]
+    late = await shedding_world.start_request(REQUEST, in_s=3.0)
     assert failure_of(late) == DeadlineTooShort(4.0, 3.0, False)
-    await shedding_world.leave(*stay)
+    await shedding_world.cancel_requests(*stay)
 
 
 async def test_retry_time_is_until_the_queue_is_empty() -> None:
@@ -143,20 +143,23 @@ async def test_retry_time_is_until_the_queue_is_empty() -> None:
 
     shedding_world = SheddingWorld(queue_limits(version=3))
     await shedding_world.measure_one_slot()
-    batch = await shedding_world.ask(BATCH)
-    stay = [await shedding_world.ask(ASK) for _ in range(3)]
+    batch = await shedding_world.start_request(BATCH)
+    stay = [await shedding_world.start_request(REQUEST) for _ in range(3)]
     assert failure_of(batch) == ShedByPriority("batch", 6.0)
-    await shedding_world.leave(*stay)
+    await shedding_world.cancel_requests(*stay)
 
 
 async def _overtaken(shedding_world: SheddingWorld) -> list["asyncio.Task[Replica]"]:
     """The second of three requests had enough time until the third came before it. A slot has come free since."""
     holding = await shedding_world.measure_one_slot()
-    first, second = await shedding_world.ask(ASK, in_s=3.0), await shedding_world.ask(ASK, in_s=6.5)
-    third = await shedding_world.ask(ASK, in_s=5.5)
+    first, second = (
+        await shedding_world.start_request(REQUEST, in_s=3.0),
+        await shedding_world.start_request(REQUEST, in_s=6.5),
+    )
+    third = await shedding_world.start_request(REQUEST, in_s=5.5)
     assert not second.done()
     shedding_world.now.now_s += 1.0
-    shedding_world.release(holding, ASK)
+    shedding_world.release(holding, REQUEST)
     await run_loop(2)
     assert first.done()
     assert not second.done()  # the slot goes to a request first
@@ -176,7 +179,7 @@ async def test_overtaken_request_is_shed_before_its_deadline(sweeps: bool, monke
         assert isinstance(failure := failure_of(second), DeadlineTooShort)
         assert failure.expected_s > failure.remaining_s == 5.5
         assert shedding_world.throttler.load_shedder.counts == {(Reason.LATE, PriorityClass.INTERACTIVE): 1}
-    await shedding_world.leave(*(task for task in (second, third) if not task.done()))
+    await shedding_world.cancel_requests(*(task for task in (second, third) if not task.done()))
 
 
 async def _count_late_per_tick(shedding_world: SheddingWorld) -> list[int]:
@@ -184,8 +187,8 @@ async def _count_late_per_tick(shedding_world: SheddingWorld) -> list[int]:
     were refused after each loop iteration, once a slot came free.
     """
     holding = await shedding_world.measure_one_slot()
-    tasks = [await shedding_world.ask(ASK, in_s=20.0 - 0.1 * number) for number in range(30)]
-    shedding_world.release(holding, ASK)
+    tasks = [await shedding_world.start_request(REQUEST, in_s=20.0 - 0.1 * number) for number in range(30)]
+    shedding_world.release(holding, REQUEST)
     await run_loop(2)
     shedding_world.throttler.check_integrity()
     late = (
@@ -198,7 +201,7 @@ async def _count_late_per_tick(shedding_world: SheddingWorld) -> list[int]:
         late_counts.append(shedding_world.throttler.load_shedder.counts[Reason.LATE, PriorityClass.INTERACTIVE])
     await run_loop()
     assert sum(task.done() and not task.cancelled() and task.exception() is not None for task in tasks) == late
-    await shedding_world.leave(*(task for task in tasks if not task.done()))
+    await shedding_world.cancel_requests(*(task for task in tasks if not task.done()))
     return late_counts
 
 
@@ -219,10 +222,10 @@ async def test_slot_goes_to_a_request_that_can_finish_in_time(another: bool) -> 
 
     shedding_world = SheddingWorld()
     holding = await shedding_world.measure_one_slot()
-    hasty = await shedding_world.ask(ASK, in_s=3.9)
-    patient = [await shedding_world.ask(ASK)] if another else []
+    hasty = await shedding_world.start_request(REQUEST, in_s=3.9)
+    patient = [await shedding_world.start_request(REQUEST)] if another else []
     shedding_world.now.now_s += 2.0
-    shedding_world.release(holding, ASK)
+    shedding_world.release(holding, REQUEST)
     await run_loop()
     if another:
         assert isinstance(failure_of(hasty), DeadlineTooShort)
@@ -274,22 +277,22 @@ async def test_version_without_open_replicas_keeps_its_queue(away: str) -> None:
 
     shedding_world = SheddingWorld(queue_limits(version=2))
     holding = await shedding_world.measure_one_slot()
-    stays, batch = await shedding_world.ask(ASK), await shedding_world.ask(BATCH)
+    stays, batch = await shedding_world.start_request(REQUEST), await shedding_world.start_request(BATCH)
     if away == "draining":
         shedding_world.feed(replica_row("a", 1, draining=True))
     else:
         shedding_world.throttler.report_failed(holding)
     shedding_world.now.now_s += 1.0  # beyond the next sweep
-    shedding_world.release(holding, ASK, 0)
+    shedding_world.release(holding, REQUEST, 0)
     await run_loop(4)
     assert not stays.done()
-    newcomer = await shedding_world.ask(ASK)
+    newcomer = await shedding_world.start_request(REQUEST)
     assert failure_of(batch) == ShedByPriority("batch", 1.0)
-    assert isinstance(failure_of(await shedding_world.ask(BATCH)), Overloaded)
+    assert isinstance(failure_of(await shedding_world.start_request(BATCH)), Overloaded)
     shedding_world.feed(replica_row("b", 1))
     await run_loop()
     assert stays.result().row.runtime_id == "b"
-    await shedding_world.leave(newcomer)
+    await shedding_world.cancel_requests(newcomer)
 
 
 @pytest.mark.parametrize("step", ["shed", "wake", "breaker"])
@@ -298,16 +301,16 @@ async def test_error_while_entering_leaves_no_entry_in_the_queue(step: str, monk
 
     shedding_world = SheddingWorld(queue_limits(version=1))
     if step == "shed":
-        batch = await shedding_world.ask(BATCH)
+        batch = await shedding_world.start_request(BATCH)
         monkeypatch.setattr(load_shedding, "wait_s", _fail)
-    monkeypatch.setattr(shedding_world.bell, "start_wake", _fail)
+    monkeypatch.setattr(shedding_world.waker, "start_wake", _fail)
     if step == "breaker":
         monkeypatch.setattr(shedding_world.throttler.version_breakers, "enter", _fail)
-    broken = await shedding_world.ask(ASK)
+    broken = await shedding_world.start_request(REQUEST)
     assert isinstance(broken.exception(), ZeroDivisionError)
     assert shedding_world.throttler.usage_by_tenant.total.entries == (1 if step == "shed" else 0)
     if step == "shed":
-        await shedding_world.leave(batch)
+        await shedding_world.cancel_requests(batch)
 
 
 def _fail(*_: object) -> float:

@@ -27,7 +27,7 @@ class BreakerWorld(SlotWorld):
         taken: list[tuple[QueuedRequest, Replica]] = []
         while not taken or taken[-1][1].row.runtime_id != name:
             ask = ask_of()
-            taken.append((ask, await self.take(ask)))
+            taken.append((ask, await self.acquire(ask)))
         ask, replica = taken.pop()
         for other, where in taken:
             self.release(where, other, 0)
@@ -50,10 +50,10 @@ async def test_one_request_tries_a_failed_replica(affine: bool) -> None:
 
     breaker_world = BreakerWorld("a", "b", "c", "d")
     await breaker_world.lose("a")
-    taken = [(await breaker_world.take(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
+    taken = [(await breaker_world.acquire(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
     assert taken.count("a") == 1, "one trial"
     assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the other requests use all slots of the other replicas"
-    waiting = await breaker_world.ask(ask_of())
+    waiting = await breaker_world.start_request(ask_of())
     replica = breaker_world.replica("a")
     breaker_world.throttler.report_response_started(replica, None)
     assert (await waiting).row.runtime_id == "a"
@@ -65,11 +65,11 @@ async def test_abandoned_trial_of_a_replica_makes_room() -> None:
 
     breaker_world = BreakerWorld("a")
     before = ask_of()
-    await breaker_world.take(before)
+    await breaker_world.acquire(before)
     await breaker_world.lose("a")
     first, second = ask_of(), ask_of()
-    replica = await breaker_world.take(first)
-    waiting = await breaker_world.ask(second)
+    replica = await breaker_world.acquire(first)
+    waiting = await breaker_world.start_request(second)
     breaker_world.release(replica, before)
     await run_loop()
     assert not waiting.done(), "the trial still runs"
@@ -89,11 +89,11 @@ async def test_request_with_bounded_wait_is_refused(removed: tuple[str, ...], dr
     """Nothing of it is left behind. A request that waits for a start keeps waiting until it gets a slot."""
 
     breaker_world = BreakerWorld("a")
-    replica = await breaker_world.take(ask := ask_of())
+    replica = await breaker_world.acquire(ask := ask_of())
     breaker_world.throttler.report_failed(replica)
     breaker_world.release(replica, ask, 0)
     breaker_world.feed(*([replica_row("a", 4, draining=True)] if draining else []), removed_replicas=removed)
-    waiting = asyncio.create_task(breaker_world.take(ask_of(), retry_by_s=breaker_world.now.now_s))
+    waiting = asyncio.create_task(breaker_world.acquire(ask_of(), retry_by_s=breaker_world.now.now_s))
     await run_loop(10)
     assert waiting.done() == is_refused
     assert breaker_world.throttler.queue_length(KEY) == (not is_refused)
@@ -111,9 +111,9 @@ async def test_slot_granted_at_the_timeout_is_used_or_released(is_cancelled: boo
     """The slot is granted and the wait ends in one loop iteration, with or without a cancellation."""
 
     breaker_world = BreakerWorld("a")
-    held = [(ask, await breaker_world.take(ask)) for ask in (ask_of(), ask_of(), ask_of(), ask_of())]
+    held = [(ask, await breaker_world.acquire(ask)) for ask in (ask_of(), ask_of(), ask_of(), ask_of())]
     last = ask_of()
-    waiting = asyncio.create_task(breaker_world.take(last, retry_by_s=breaker_world.now.now_s + 60.0))
+    waiting = asyncio.create_task(breaker_world.acquire(last, retry_by_s=breaker_world.now.now_s + 60.0))
     await asyncio.sleep(0)
     ask, replica = held.pop()
     breaker_world.release(replica, ask, 0)

@@ -15,7 +15,7 @@ from activator.queue.version_queue import Replica
 from activator.routing.policy.affinity import Affinity
 from tests.activator.clock import Clock
 from tests.activator.control import replica_row
-from tests.activator.queue.slot_world import ASK, KEY, SlotWorld
+from tests.activator.queue.slot_world import KEY, REQUEST, SlotWorld
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Held
 from tests.activator.world import world
@@ -44,9 +44,9 @@ class SimulatedActivator(SlotWorld):
             if each.is_preferred
         }
 
-    async def start_requests(self, many: int = 1, ask: QueuedRequest = ASK) -> set[str]:
+    async def start_requests(self, many: int = 1, ask: QueuedRequest = REQUEST) -> set[str]:
         """Start so many requests. Return the replicas that they run on."""
-        found = [await asyncio.wait_for(self.take(ask), 10) for _ in range(many)]
+        found = [await asyncio.wait_for(self.acquire(ask), 10) for _ in range(many)]
         for replica in found:
             self.throttler.report_response_started(replica, SLOTS)
         self.inside += found
@@ -56,17 +56,17 @@ class SimulatedActivator(SlotWorld):
     def end_first(self, many: int) -> None:
         """End the requests that started first."""
         for replica in self.inside[:many]:
-            self.release(replica, ASK, 10)
+            self.release(replica, REQUEST, 10)
         del self.inside[:many]
 
-    async def one_by_one(self, many: int, ask: QueuedRequest = ASK) -> set[str]:
+    async def one_by_one(self, many: int, ask: QueuedRequest = REQUEST) -> set[str]:
         """Send so many requests one by one, in each of three seconds. Return the replicas used in the last second."""
         for _ in range(3):
             self.now.now_s += REVIEW_S
             found: set[str] = set()
             for _ in range(many):
                 found |= await self.start_requests(ask=ask)
-                self.release(self.inside.pop(), ASK, 10)
+                self.release(self.inside.pop(), REQUEST, 10)
         return found
 
 
@@ -116,7 +116,7 @@ async def test_busy_activator_prefers_no_subset() -> None:
         for _ in range(3):
             one.now.now_s += REVIEW_S
             await one.start_requests()
-            one.release(one.inside.pop(), ASK, 10)
+            one.release(one.inside.pop(), REQUEST, 10)
         return len(one.preferred)
 
     await one.start_requests(len(FEW) - 2)

@@ -107,7 +107,7 @@ async def test_waiting_guest_leaves_the_owner_its_share_by_weight(weight: int, w
     here = load()
     owner = [asyncio.ensure_future(here.serve(OWNER, ANSWER_S)) for _ in range(SLOTS)]
     await asyncio.sleep(1.0)
-    waiting = [await here.ask(QueuedRequest("guest", 10, 100, weight=weight)) for _ in range(2 * SLOTS)]
+    waiting = [await here.start_request(QueuedRequest("guest", 10, 100, weight=weight)) for _ in range(2 * SLOTS)]
     await asyncio.gather(*owner)
     await run_loop()
     assert sum(task.done() for task in waiting) == want
@@ -140,10 +140,10 @@ async def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
     """The owner's request comes long after the last event, while guests use all slots. It gets the next slot."""
 
     here = SlotWorld(replica_row("a", 2))
-    held = [await here.take(GUEST, LATER_S) for _ in range(2)]
-    waiting = await here.ask(GUEST, LATER_S)
+    held = [await here.acquire(GUEST, LATER_S) for _ in range(2)]
+    waiting = await here.start_request(GUEST, LATER_S)
     await asyncio.sleep(3 * WINDOW_S)
-    owner = await here.ask(QueuedRequest("default", 10, 100, weight=weight), LATER_S)
+    owner = await here.start_request(QueuedRequest("default", 10, 100, weight=weight), LATER_S)
     here.release(held[0], GUEST, 100)
     here.throttler.check_integrity()
     await run_loop()
@@ -171,7 +171,7 @@ async def test_hedge_takes_a_slot_of_a_replaced_version(ask: QueuedRequest) -> N
         second.release()
     here.throttler.check_integrity()
     for _ in range(2):
-        await here.take(ask)
+        await here.acquire(ask)
     here.throttler.check_integrity()
 
 
@@ -182,7 +182,7 @@ async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -
 
     here = SlotWorld(replica_row("a", 256))
     asks = [QueuedRequest(f"t{number}", 10, 100) for number in range(tenants)]
-    waiting = [asyncio.ensure_future(here.take(asks[n % tenants])) for n in range(500)]
+    waiting = [asyncio.ensure_future(here.acquire(asks[n % tenants])) for n in range(500)]
     await asyncio.sleep(0.01)
     replica = waiting[0].result()
     entered = 0
@@ -205,9 +205,9 @@ async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -
 async def test_owner_that_waits_again_counts() -> None:
     """Its replica refused the request and was removed. A guest waited for the next replica first."""
     here = SlotWorld(replica_row("a", SLOTS))
-    replica = await here.take(OWNER)
+    replica = await here.acquire(OWNER)
     here.feed(removed_replicas=("a",))
-    waiting = await here.ask(GUEST)
+    waiting = await here.start_request(GUEST)
     again = asyncio.create_task(
         here.throttler.reacquire(KEY, replica, OWNER, Deadline.after(50.0, here.clock()), here.clock(), None)
     )

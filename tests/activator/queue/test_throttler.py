@@ -21,7 +21,7 @@ from kelvin.contracts.serving.start_forecast import Forecast, StartRow
 from kelvin.contracts.traffic_errors import DeadlineExceeded
 from tests.activator.clock import Clock
 from tests.activator.control import OTHER, VERSION, replica_row, version_row
-from tests.activator.queue.slot_world import ASK, FAILED, KEY, SlotWorld, failure_of, queue_limits, run_loop
+from tests.activator.queue.slot_world import FAILED, KEY, REQUEST, SlotWorld, failure_of, queue_limits, run_loop
 
 AWAY = msgspec.structs.replace(FAILED, code="unavailable", status=503, retryable=True)
 
@@ -33,15 +33,15 @@ async def test_waiters_are_served_in_order_as_capacity_rises() -> None:
     order: list[int] = []
 
     async def one(number: int) -> Replica:
-        replica = await here.take()
+        replica = await here.acquire()
         order.append(number)
         return replica
 
     tasks = [asyncio.create_task(one(number)) for number in range(5)]
     await run_loop()
-    assert here.bell.rung == [KEY]
+    assert here.waker.woken == [KEY]
     here.feed(replica_row("a", 2))
-    assert KEY not in here.bell.ringing
+    assert KEY not in here.waker.waking
     await run_loop()
     assert order == [0, 1]
     here.feed(replica_row("b", 1))
@@ -60,12 +60,12 @@ async def test_failed_start_refuses_all_waiting_requests() -> None:
     """Only waiting requests are refused. A later one wakes the version again."""
 
     here = SlotWorld()
-    tasks = [await here.ask() for _ in range(3)]
+    tasks = [await here.start_request() for _ in range(3)]
     here.feed(failures=(AWAY,))
     await asyncio.wait(tasks)
     assert [failure_of(task).code for task in tasks] == ["unavailable"] * 3
-    late = await here.ask()
-    assert here.bell.rung == [KEY, KEY]
+    late = await here.start_request()
+    assert here.waker.woken == [KEY, KEY]
     here.feed(replica_row("a"))
     await late
 
@@ -74,14 +74,14 @@ async def test_deleted_version_refuses_its_waiting_requests() -> None:
     """They get `model_not_found` at once. Requests of another version wait on."""
 
     here = SlotWorld()
-    waiting = await here.ask()
+    waiting = await here.start_request()
     here.feed(removed_versions=((*KEY[:2], "0" * 64), ("other", *KEY[1:])))
     await run_loop()
     assert not waiting.done()
     here.feed(removed_versions=(KEY,))
     await asyncio.wait((waiting,))
     assert failure_of(waiting).code == "model_not_found"
-    assert not here.bell.ringing
+    assert not here.waker.waking
     here.throttler.check_integrity()
 
 
@@ -92,27 +92,27 @@ async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> Non
     """
 
     here, other = SlotWorld(), VersionKey(*KEY[:2], OTHER)
-    waiting, elsewhere = await here.ask(), await here.ask(key=other)
+    waiting, elsewhere = await here.start_request(), await here.start_request(key=other)
     if known == "a start duration":
         here.feed(starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
-        here.bell.start_wake_for(KEY, 9.0)
+        here.waker.start_wake_for(KEY, 9.0)
     if known == "a running start":
         here.feed(forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000),))
     here.feed(full=True, versions=(version_row("default", "m", OTHER),))
     await asyncio.wait((waiting,))
     assert failure_of(waiting).code == "model_not_found"
     assert not elsewhere.done()
-    assert here.bell.ringing == {other}
-    assert not here.bell.nudged
+    assert here.waker.waking == {other}
+    assert not here.waker.timed_wakes
     assert here.throttler.estimate_new_request_wait(KEY, "default", PriorityClass.BATCH) == (None, True)
-    await here.leave(elsewhere)
+    await here.cancel_requests(elsewhere)
 
 
 async def test_failed_start_of_another_replica_refuses_no_request() -> None:
     """A version with a replica has requests that wait for its slots, not for a start."""
 
     here = SlotWorld(replica_row("a", 1))
-    first, waiting = await here.take(), await here.ask()
+    first, waiting = await here.acquire(), await here.start_request()
     here.feed(failures=(FAILED,))
     here.release(first)
     assert await waiting is first
@@ -122,7 +122,7 @@ async def test_a_deadline_ends_the_wait() -> None:
     """The refusal is 504 and says what the request waited for."""
 
     here = SlotWorld()
-    waiting = await here.ask(in_s=0.01)
+    waiting = await here.start_request(in_s=0.01)
     await asyncio.wait((waiting,))
     failure = failure_of(waiting)
     assert isinstance(failure, DeadlineExceeded)
@@ -142,11 +142,11 @@ async def test_closed_replica_gets_no_requests(rows: list[ReplicaRow], line: dic
     """Its running requests go on. The next request wakes the version again."""
 
     here = SlotWorld(replica_row("a", 4))
-    running = await here.take()
+    running = await here.acquire()
     here.feed(*rows, **line)
-    waiting = await here.ask()
+    waiting = await here.start_request()
     assert not waiting.done()
-    assert here.bell.rung == [KEY]
+    assert here.waker.woken == [KEY]
     here.release(running)
     await run_loop()
     assert not waiting.done()
@@ -160,11 +160,11 @@ async def test_lost_replica_gets_no_requests_for_a_moment() -> None:
     """Requests are sent to it again after a moment."""
 
     here = SlotWorld(replica_row("a", 4))
-    replica = await here.take()
+    replica = await here.acquire()
     here.throttler.report_failed(replica)
     here.release(replica)
     assert here.throttler.is_asleep(KEY)
-    assert await here.take(in_s=5.0) is replica
+    assert await here.acquire(in_s=5.0) is replica
     assert here.clock() == 1.0
 
 
@@ -188,7 +188,7 @@ async def test_the_less_loaded_of_two_is_taken() -> None:
     """The candidates are drawn at random; the policy chooses between them."""
 
     here = SlotWorld(replica_row("a", 8), replica_row("b", 8))
-    taken = [(await here.take()).row.runtime_id for _ in range(4)]
+    taken = [(await here.acquire()).row.runtime_id for _ in range(4)]
     assert sorted(taken) == ["a", "a", "b", "b"]
 
 
@@ -199,7 +199,7 @@ async def test_refused_request_may_try_a_start_now() -> None:
 
     clock = Clock(100.0)
     here = SlotWorld(replica_row("a", 1), clock=clock)
-    async with here.throttler.slot(KEY, ASK, Deadline(200.0)) as slot:
+    async with here.throttler.slot(KEY, REQUEST, Deadline(200.0)) as slot:
         here.feed(failures=(FAILED,))
         here.throttler.report_full(slot.replica, 1)
         here.feed(removed_replicas=("a",))
@@ -228,7 +228,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
     tasks: list[asyncio.Task[Replica]] = []
     for what, which in steps:
         if what == "arrive":
-            tasks.append(asyncio.create_task(here.take(in_s=30.0)))
+            tasks.append(asyncio.create_task(here.acquire(in_s=30.0)))
         elif what == "leave" and tasks:
             tasks[which % len(tasks)].cancel()
         elif what == "release":
@@ -260,7 +260,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
     here.throttler.check_integrity()
     assert here.throttler.usage_by_tenant.total.entries == 0
     for _ in range(3):
-        await asyncio.wait_for(here.take(), 1)
+        await asyncio.wait_for(here.acquire(), 1)
 
 
 @given(STEPS)
@@ -275,7 +275,7 @@ async def test_control_leaked_slot_is_detected(monkeypatch: pytest.MonkeyPatch) 
 
     async def running_after_cancellation() -> int:
         here = SlotWorld(replica_row("a", 1))
-        holding, waiting = await here.take(), await here.ask()
+        holding, waiting = await here.acquire(), await here.start_request()
         here.release(holding)
         waiting.cancel()
         await run_loop()
@@ -290,14 +290,14 @@ async def test_request_cancelled_after_its_grant_releases_the_slot() -> None:
     """The request is cancelled between the grant and its next step. The next one gets the slot."""
 
     here = SlotWorld(replica_row("a", 1))
-    holding = await here.take()
-    first, second = await here.ask(), await here.ask()
+    holding = await here.acquire()
+    first, second = await here.start_request(), await here.start_request()
     here.release(holding)
     first.cancel()
     assert await asyncio.wait_for(second, 1) is holding
     here.throttler.check_integrity()
     # Cancelled first, then granted: its future is done, but it is still in the queue.
-    third, fourth = await here.ask(), await here.ask()
+    third, fourth = await here.start_request(), await here.start_request()
     third.cancel()
     here.release(holding)
     assert await asyncio.wait_for(fourth, 1) is holding
@@ -308,7 +308,7 @@ async def test_version_at_its_credit_has_no_room() -> None:
     """Its replica has free streams, which are for other activators."""
     here = SlotWorld(replica_row("a", 4))
     assert here.throttler.availability(KEY) is Availability.ROOM
-    replica = await here.take()
+    replica = await here.acquire()
     replica.max_requests = 1
     assert here.throttler.availability(KEY) is Availability.FULL
     here.release(replica)
@@ -320,7 +320,7 @@ async def test_a_credit_that_has_ended_leaves_room(is_refused: bool) -> None:
     """This holds even if no request came since. Requests go to the previous version while this one has no room."""
     clock = Clock()
     here = SlotWorld(replica_row("a", 4), clock=clock)
-    replica = await here.take()
+    replica = await here.acquire()
     if is_refused:
         here.throttler.report_full(replica, 1)
         here.release(replica, tokens=0)

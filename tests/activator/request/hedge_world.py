@@ -29,7 +29,7 @@ from kelvin.ipc.connector import ConnectorFactory
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.telemetry.policy.instruments import MetricsPage
 from tests.activator.control import replica_row
-from tests.activator.queue.slot_world import ASK, KEY, SlotWorld
+from tests.activator.queue.slot_world import KEY, REQUEST, SlotWorld
 from tests.activator.replica import FakeReplica, Script, hello
 
 SINGLE_WRITE_BYTES = HedgeLimits(
@@ -111,7 +111,7 @@ class HedgeWorld:
             nothing, nothing, account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
         )  # fmt: skip
         ear = FakeClientResponse(account)
-        serving = self.attempts.serve(KEY, ASK, call, cast(Any, ear), is_current)
+        serving = self.attempts.serve(KEY, REQUEST, call, cast(Any, ear), is_current)
         self.asked.append(SentRequest(call, ear, asyncio.create_task(serving)))
         return self.asked[-1]
 

@@ -144,9 +144,9 @@ async def test_leaving_while_cold_ends_the_waking(tmp_path: Path) -> None:
         (record,) = await here.control.wait_for_records(1)
         assert (record.outcome, record.runtime_id) == ("cancelled", None)
         await here.control.wait_for_stat(0.0, 2)  # a wait of less than a second is subtracted after its wake call
-        pokes = len(here.control.posts)
+        posts = len(here.control.posts)
         await asyncio.sleep(2.2)
-        assert len(here.control.posts) == pokes
+        assert len(here.control.posts) == posts
 
 
 async def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ async def test_feed_file_is_written_on_change_and_periodically(
     tmp_path: Path, clocks: _Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is not written for lines that change nothing. A failed write is tried again."""
-    monkeypatch.setattr(last_feed, "EVERY_S", 0.0)
+    monkeypatch.setattr(last_feed, "WRITE_INTERVAL_S", 0.0)
     written: list[bytes] = []
 
     def write(path: Path, content: bytes, mode: int) -> None:

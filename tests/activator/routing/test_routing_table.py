@@ -199,7 +199,7 @@ def test_rows_are_gathered_again_only_where_they_changed() -> None:
         assert table.snapshot().models is before.models
         assert table.snapshot().versions is before.versions
     assert (table.snapshot().keys, table.snapshot().tenants) != (before.keys, before.tenants)
-    for telling in (
+    for feed_message in (
         _granting("stranger"),
         Feed(revision=5, versions=(version_row("default", "m", "00" * 32),)),
         Feed(revision=6, removed_versions=(("default", "m", "00" * 32),)),
@@ -207,7 +207,7 @@ def test_rows_are_gathered_again_only_where_they_changed() -> None:
         Feed(revision=8, full=True),
     ):
         rows = table.snapshot()
-        table.apply(telling)
+        table.apply(feed_message)
         table.check_integrity()
         assert (table.snapshot().models, table.snapshot().versions) != (rows.models, rows.versions)
 

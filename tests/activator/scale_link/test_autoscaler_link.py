@@ -44,12 +44,12 @@ async def autoscaler() -> AsyncIterator[StrictAutoscaler]:
 
 
 @asynccontextmanager
-async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterator[AutoscalerLink]:
-    """Run a link to it. If `told`, wait until it is connected."""
+async def linked(server: StrictAutoscaler, *, waits_open: bool = True) -> AsyncIterator[AutoscalerLink]:
+    """Run a link to it. If `waits_open`, wait until it is connected."""
     link = AutoscalerLink(server.url, POD, ROWS.get)
     running = asyncio.create_task(link.run())
     try:
-        if told:
+        if waits_open:
             await eventually(lambda: link.is_open)
         yield link
     finally:
@@ -59,7 +59,7 @@ async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterato
 
 
 @asynccontextmanager
-async def deaf() -> AsyncIterator[int]:
+async def silent_server() -> AsyncIterator[int]:
     """Listen on a port that opens WebSockets and reads nothing from them."""
     over = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_sent_stats_reach_the_autoscaler() -> None:
         assert await link.send((stat(M, 0.25), stat(N, 3.5, 2)))
         assert not await link.send((stat(UNKNOWN, 1.0),))
         assert not await link.send((stat(UNKNOWN, 1.0), stat(N, 0.0)))
-        await server.until(lambda heard: len(heard.stats) == 4)
+        await server.until(lambda server_state: len(server_state.stats) == 4)
         assert [each[1:] for each in server.stats] == [
             (0, "ns/m-1", POD, 1.0, 1.0),
             (1, "ns/m-1", POD, 0.25, 0.0),
@@ -107,11 +107,11 @@ async def test_version_without_revision_is_logged_once(caplog: pytest.LogCapture
 
 async def test_many_stats_are_split_into_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message stays below the server's limit, and all stats arrive."""
-    monkeypatch.setattr(autoscaler_link, "AT_ONCE", 1)
+    monkeypatch.setattr(autoscaler_link, "STATS_PER_MESSAGE", 1)
 
     async with autoscaler() as server, linked(server) as link:
         assert await link.send((stat(M, 1.0), stat(N, 1.0)))
-        await server.until(lambda heard: [each.message for each in heard.stats] == [0, 1])
+        await server.until(lambda server_state: [each.message for each in server_state.stats] == [0, 1])
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
@@ -123,7 +123,7 @@ async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
         assert await link.send((stat(M, 2.0), stat(N, 2.0)))
         before = link.session
         assert before is not None
-        await server.until(lambda heard: len(heard.stats) == 2)
+        await server.until(lambda server_state: len(server_state.stats) == 2)
         if how == "killed":
             server.kill()
         else:
@@ -136,7 +136,7 @@ async def test_only_zero_stats_are_sent_after_an_outage(how: str) -> None:
         await eventually(lambda: link.is_open)
         assert link.session is not before
         assert await link.send((stat(N, 1.0),))
-        await server.until(lambda heard: len(heard.stats) == 4)
+        await server.until(lambda server_state: len(server_state.stats) == 4)
         assert [(each.connection, each.revision, each.concurrency) for each in server.stats[2:]] == [
             (1, "ns/m-1", 0.0),
             (1, "ns/n-1", 1.0),
@@ -147,14 +147,14 @@ async def test_refused_connection_is_retried() -> None:
     """The pauses grow. Once connected, stats are received."""
     async with autoscaler() as server:
         server.is_away = True
-        async with linked(server, told=False) as link:
+        async with linked(server, waits_open=False) as link:
             for _ in range(3):
                 assert not await link.send((stat(M, 1.0),))
                 await asyncio.sleep(0.05)
             server.is_away = False
             await eventually(lambda: link.is_open)
             assert await link.send((stat(M, 1.0),))
-            await server.until(lambda heard: len(heard.stats) == 1)
+            await server.until(lambda server_state: len(server_state.stats) == 1)
 
 
 async def test_connection_without_pong_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,9 @@ async def test_connection_without_pong_is_replaced(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(autoscaler_link, "SILENCE_S", 0.3)
 
     async with autoscaler() as server, linked(server):
-        await server.until(lambda heard: heard.pings >= 3)
+        await server.until(lambda server_state: server_state.pings >= 3)
         server.is_mute, before = True, server.connections
-        await server.until(lambda heard: heard.connections > before)
+        await server.until(lambda server_state: server_state.connections > before)
 
 
 FLOOD = (stat(M, 1.0),) * 400  # 44 MB with the pod name LONG: more than the sockets buffer
@@ -172,7 +172,7 @@ LONG = POD * 10_000
 
 
 @asynccontextmanager
-async def unheard(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task[None], socket.socket]]:
+async def connected_to_silent(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task[None], socket.socket]]:
     """Yield a connected link, its task, and its socket, which must be closed at the end."""
     link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
     running = asyncio.create_task(link.run())
@@ -189,7 +189,7 @@ async def test_stalled_autoscaler_blocks_no_sender(monkeypatch: pytest.MonkeyPat
     """A stat that can't be sent in time counts as not sent, and its connection is closed."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
-    async with deaf() as port, unheard(port) as (link, _, tcp_socket):
+    async with silent_server() as port, connected_to_silent(port) as (link, _, tcp_socket):
         session = link.session
         assert not await link.send(FLOOD)
         assert link.session is not session
@@ -198,7 +198,7 @@ async def test_stalled_autoscaler_blocks_no_sender(monkeypatch: pytest.MonkeyPat
 
 async def test_cancelled_link_leaves_no_open_connection() -> None:
     """The link is cancelled while a send is blocked."""
-    async with deaf() as port, unheard(port) as (link, running, _):
+    async with silent_server() as port, connected_to_silent(port) as (link, running, _):
         sending = asyncio.create_task(link.send(FLOOD))
         await asyncio.sleep(0)
         running.cancel()
@@ -225,7 +225,7 @@ def test_nothing_stays_open_on_either_loop(
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
-        async with deaf() as port:
+        async with silent_server() as port:
             before = sockets()
             link = AutoscalerLink(f"ws://127.0.0.1:{port}", LONG, ROWS.get)
             running = asyncio.create_task(link.run())
@@ -256,7 +256,7 @@ async def test_unclosed_peer_leaves_no_open_connection(
         leaving.set()
         return await really(socket)
 
-    async with deaf() as port, unheard(port) as (_, running, tcp_socket):
+    async with silent_server() as port, connected_to_silent(port) as (_, running, tcp_socket):
         monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
         for _ in range(times):
             running.cancel()
@@ -273,7 +273,7 @@ async def test_undelivered_zero_is_sent_after_reconnect(
 ) -> None:
     """The zero is among many stats that a server which reads nothing did not receive."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(autoscaler_link, "AT_ONCE", 10)  # messages small enough for the server's limit
+    monkeypatch.setattr(autoscaler_link, "STATS_PER_MESSAGE", 10)  # messages small enough for the server's limit
 
     async with autoscaler() as server:
         server.is_deaf = True
@@ -296,5 +296,5 @@ async def test_undelivered_zero_is_sent_after_reconnect(
 
 async def test_lost_autoscaler_host_is_detected() -> None:
     """Keepalive is on, as for every connection to another host."""
-    async with deaf() as port, unheard(port) as (_, _, tcp_socket):
+    async with silent_server() as port, connected_to_silent(port) as (_, _, tcp_socket):
         assert tcp_socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

@@ -10,7 +10,7 @@ from activator.queue.policy.wait_estimate import MIN_ANSWERS, Throughput
 from activator.routing.policy.version_key import VersionKey
 from activator.scale_link.backlogs import MAX_REMEMBERED_VERSIONS, Backlogs
 from activator.scale_link.load_reporter import LoadReporter
-from tests.activator.scale_link.test_load_reporter import POSTED, Decider, M, N
+from tests.activator.scale_link.test_load_reporter import POSTED, FakeAutoscaler, M, N
 
 
 @dataclass
@@ -97,8 +97,8 @@ def test_what_is_remembered_is_bounded() -> None:
 @pytest.mark.virtual_time
 async def test_weighted_report_subtracts_announcements() -> None:
     """The first request is announced at once. The next report is less by the announcement, then comes a zero."""
-    decider, backlog_world = Decider(POSTED), BacklogWorld()
-    reporter = LoadReporter(decider, backlog_world.it, clock=asyncio.get_running_loop().time)
+    autoscaler, backlog_world = FakeAutoscaler(POSTED), BacklogWorld()
+    reporter = LoadReporter(autoscaler, backlog_world.it, clock=asyncio.get_running_loop().time)
     running = asyncio.create_task(reporter.run())
     await asyncio.sleep(0.5)
     work = request_of(1000)
@@ -111,7 +111,7 @@ async def test_weighted_report_subtracts_announcements() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     backlog_world.it.check_integrity()
-    assert decider.received == [
+    assert autoscaler.received == [
         (0.5, "m", 1.0, 1), (1.0, "m", 9.0, 0), (2.0, "m", 5.0, 0), (3.0, "m", 0.5, 0), (4.0, "m", 0.0, 0),
     ]  # fmt: skip
 

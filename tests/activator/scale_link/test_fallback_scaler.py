@@ -1,4 +1,4 @@
-"""FallbackScaler: versions start without a control plane, once each, never beside another decider, never beyond the
+"""FallbackScaler: versions start without a control plane, once each, never beside another autoscaler, never beyond the
 device slots.
 """
 
@@ -106,9 +106,9 @@ async def test_fallback_scaler_starts_a_version_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["is_accepted", "is_heard", "is_held", "no machine", "is_away"])
-async def test_fallback_scaler_never_acts_beside_another_decider(tmp_path: Path, why: str) -> None:
-    """The other decider accepts the call, is heard, or holds the lock though it hangs; or the feed is too old. Negative
-    control: without one the version starts.
+async def test_fallback_scaler_never_acts_beside_another_autoscaler(tmp_path: Path, why: str) -> None:
+    """The other autoscaler accepts the call, is heard, or holds the lock though it hangs; or the feed is too old.
+    Negative control: without one the version starts.
     """
     async with world(tmp_path) as here:
         standby = await here.park("r1")

@@ -133,7 +133,7 @@ def nothing_is_left_of_requests(world: "ActivatorWorld") -> None:
     door = world.doors[0]
     left = (
         (door.throttler, "running=0 queued=0"), (door.under_way, "requests=0 named=0"),
-        (door.shares, "inside=0"), (door.once, "runs=0 tasks=0"), (door.waker, "waking=0 nudging=0"),
+        (door.shares, "running=0"), (door.once, "runs=0 tasks=0"), (door.waker, "waking=0 timed=0"),
         (door.background_tasks, "running=0"), (door.door, "running=0/"), (door.reporter, "running=0"),
         (door.answers, "old_runs=0 decides=True"), (door.handover, "successors=0"),
     )  # fmt: skip
