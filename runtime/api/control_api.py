@@ -11,7 +11,7 @@ in other processes.
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 from fastapi import FastAPI, Request, Response
 
@@ -35,7 +35,6 @@ from kelvin.telemetry.telemetry import open_without_traces
 from runtime.lifecycle.gpu_watch import GpuWatch
 from runtime.lifecycle.replica import RuntimeReplica
 
-T = TypeVar("T")
 Values = dict[tuple[str, ...], float]
 _HEALTH: Final = {HealthyGpu: "healthy", DegradedGpu: "degraded", UnhealthyGpu: "unhealthy"}
 NETWORK_PROBE: Final = "k-network-probe"  # knative/serving, pkg/queue/health: the header of probes along the path

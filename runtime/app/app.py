@@ -23,7 +23,6 @@ from kelvin.ipc.internal_server import open_internal_server
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.loops import Loops
-from kelvin.spool.shipper import Post
 from runtime.api.control_api import BindHandler, attach_replica, build_bind_api
 from runtime.api.inference_api import ServingApi
 from runtime.api.orphan_records import OrphanRecords, open_orphan_records
@@ -38,14 +37,11 @@ from runtime.surface.filter_pipeline import FilterClient
 
 log = logging.getLogger(__name__)
 
-_USAGE_PATH: Final = "/internal/v1/usage/requests"
-_POST_TIMEOUT_S: Final = LEDGER.timeout_s
 _WARM_UP_DELAY_S: Final = 0.25  # a standby that was forked for a waiting request has its bind by then
 _LAST_FRAMES_S: Final = 5  # for activators to read responses that are already complete
 _LAST_RECEIPTS_S: Final = 1.0  # for activators to confirm their records; less than the lifeline's grace period
 _SEAL_POLL_S: Final = 0.5
 _SEAL_PAUSES_S: Final = (1.0, 5.0, 25.0)  # between attempts
-_SEAL_TIMEOUT_S: Final = SEALS.timeout_s
 UploadSeal = Callable[[KeepSeal], Awaitable[None]]
 
 
@@ -66,24 +62,21 @@ class ReplicaProcess:
 async def serve(process: ReplicaProcess, settings: RuntimeSettings, stop: asyncio.Event) -> None:
     """Run one replica until `stop` or a drain is over. Raises `Refused` if the replica has failed."""
     directory, pod, control, gpus = process.directory, process.pod, process.control, process.gpus
+    peers = settings.peer_settings
     initial_bind, parked = (None, None) if pod is None else (pod.bind, pod.parked)
     async with (
-        open_internal_server(
-            directory, settings.peer_settings, Role.RUNTIME, LISTEN if parked is None else STANDBY_LISTEN
-        ) as inner,
+        open_internal_server(directory, peers, Role.RUNTIME, LISTEN if parked is None else STANDBY_LISTEN) as inner,
         open_filter_client(directory, settings.filters) as filters,
         open_orphan_records(
             settings.spools,
             process.runtime_id,
-            _build_usage_post(inner.connector_factory.connector_to(settings.peer_settings.control, Role.CONTROLPLANE)),
+            partial(_post_usage, inner.connector_factory.connector_to(peers.control, Role.CONTROLPLANE)),
         ) as orphans,
     ):
         url = inner.url if parked is None else ""  # other processes know a parked pod's address already
         operations = build_operations(process.agent or directory, settings.restore_s, filters)
         replica = RuntimeReplica(process.runtime_id, process.meter, operations, url, step_s=settings.step_s)
-        upload_seal = build_seal_uploader(
-            inner.connector_factory.connector_to(settings.peer_settings.snapshotter, Role.SNAPSHOTTER)
-        )
+        snapshotter = inner.connector_factory.connector_to(peers.snapshotter, Role.SNAPSHOTTER)
         attach_replica(control, replica)
         api = ServingApi(replica, orphans, control, in_pod=pod is not None)
         remote_app: ASGIApp = api
@@ -94,7 +87,7 @@ async def serve(process: ReplicaProcess, settings: RuntimeSettings, stop: asynci
         try:
             async with Loops() as loops, asyncio.TaskGroup() as tasks:
                 loops.start("engine watch", replica.watch)
-                upload_loop = partial(upload_recorded_seal, replica, upload_seal)
+                upload_loop = partial(upload_recorded_seal, replica, partial(_post_seal, snapshotter))
                 # Optional: other replicas record the answers again.
                 loops.start("known answers", upload_loop, takes_readiness=False)
                 if gpus is not None:
@@ -157,19 +150,6 @@ async def upload_recorded_seal(replica: RuntimeReplica, upload: UploadSeal) -> N
             return
 
 
-def build_seal_uploader(connector: Connector) -> UploadSeal:
-    """Return a function that sends a seal to the snapshotter."""
-
-    async def upload(seal: KeepSeal) -> None:
-        client = ServiceClient.from_connector(connector, "the snapshotter", limit=1)
-        try:
-            await client.call("POST", "/internal/v1/seals", type(None), body=seal, timeout_s=_SEAL_TIMEOUT_S)
-        finally:
-            await client.close()
-
-    return upload
-
-
 async def _bind_initial(replica: RuntimeReplica, initial_bind: BindRequest) -> None:
     """Bind the pod's version. The replica records a failure and ends with it."""
     try:
@@ -195,12 +175,17 @@ async def _drain_on_stop(stop: asyncio.Event, replica: RuntimeReplica, settings:
     replica.abort_in_flight()
 
 
-def _build_usage_post(control: Connector) -> Post:
-    async def post(payloads: Sequence[bytes]) -> None:
-        peer = ServiceClient.from_connector(control, "the control plane", limit=1)
-        try:
-            await peer.call("POST", _USAGE_PATH, type(None), body=batch_of(payloads), timeout_s=_POST_TIMEOUT_S)
-        finally:
-            await peer.close()
+async def _post_usage(control: Connector, payloads: Sequence[bytes]) -> None:
+    await _post(control, "the control plane", "/internal/v1/usage/requests", batch_of(payloads), LEDGER.timeout_s)
 
-    return post
+
+async def _post_seal(snapshotter: Connector, seal: KeepSeal) -> None:
+    await _post(snapshotter, "the snapshotter", "/internal/v1/seals", seal, SEALS.timeout_s)
+
+
+async def _post(connector: Connector, service: str, path: str, body: object, timeout_s: float) -> None:
+    client = ServiceClient.from_connector(connector, service, limit=1)
+    try:
+        await client.call("POST", path, type(None), body=body, timeout_s=timeout_s)
+    finally:
+        await client.close()

@@ -135,17 +135,9 @@ class Zygote:
                         answered = _reply(connection, Reply(ok=True, threads=count_threads()))
                     case Fork(runtime_id=runtime_id):
                         require_dns_label(runtime_id, "runtime_id")
-                        if (orphan := fork_detached()) is None:
+                        if (child := fork_detached()) is None:
                             return runtime_id
-                        try:
-                            answered = _reply(connection, Reply(ok=True, pid=orphan.pid), orphan.pidfd)
-                            if answered:
-                                log.info("born", extra={"runtime_id": runtime_id, "pid": orphan.pid})
-                            else:  # the client has gone, and no other process knows the child
-                                with suppress(ProcessLookupError):
-                                    signal.pidfd_send_signal(orphan.pidfd, signal.SIGKILL)
-                        finally:
-                            os.close(orphan.pidfd)
+                        answered = _hand_over(connection, runtime_id, child)
             except Refused as refused:
                 log.warning("refused", extra={"code": refused.failure.code, "why": refused.failure.message})
                 answered = _reply(connection, _refusal(refused.failure))
@@ -157,6 +149,19 @@ class Zygote:
             del self._connections[fd]
             connection.close()
         return None
+
+
+def _hand_over(connection: socket.socket, runtime_id: str, child: "ForkedProcess") -> bool:
+    """Send the forked process to the client. Return False if the client has gone; the process is then killed."""
+    try:
+        if _reply(connection, Reply(ok=True, pid=child.pid), child.pidfd):
+            log.info("born", extra={"runtime_id": runtime_id, "pid": child.pid})
+            return True
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        return False
+    finally:
+        os.close(child.pidfd)
 
 
 def _refusal(failure: Failure) -> Reply:

@@ -119,10 +119,6 @@ class SuspendedModel:
         self._starter = starter
         self._has_released_weights = False
 
-    def __repr__(self) -> str:
-        state = "released" if self._has_released_weights else "empty" if self._weights is None else "whole"
-        return f"<SuspendedModel {state} {self._lease!r}>"
-
     @property
     def handle(self) -> SuspendHandle:
         """Return the operations of the version while it has no engine."""

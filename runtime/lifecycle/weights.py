@@ -93,9 +93,6 @@ class DetachableModel:
         self._family = family
         self._sources: dict[str, str | None] = {}  # the tensor of each parameter; None if fused from several
 
-    def __repr__(self) -> str:
-        return f"<DetachableModel {type(self.module).__name__} {'empty' if self._sources else 'full'}>"
-
     def detach_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Release `tensors`, over which the module was bound or attached."""
         names = {tensor.data_ptr(): name for name, tensor in tensors.items()}

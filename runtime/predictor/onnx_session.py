@@ -53,9 +53,6 @@ class OnnxSession:
                              (signature.outputs, self._session.get_outputs())):  # fmt: skip
             _check_signature(specs, nodes)
 
-    def __repr__(self) -> str:
-        return f"<OnnxSession inputs={len(self._signature.inputs)} outputs={len(self._names)}>"
-
     def run(self, inputs: Mapping[str, Array], rows: int) -> list[Array]:
         """Return the outputs in the signature's order, each [rows, …]. Raises the library's exceptions, and
         SignatureMismatch if an output does not match the signature.

@@ -29,9 +29,6 @@ class EncodingQueue:
         self._executor = ThreadPoolExecutor(1, "encode")
         self._lock = FairLock("the queue of long inputs", _MAX_WAITING, _MAX_WAITING_OF_TENANT)
 
-    def __repr__(self) -> str:
-        return f"<EncodingQueue {self._lock!r}>"
-
     @property
     def waiting(self) -> int:
         """Return how many prompts wait for the thread."""

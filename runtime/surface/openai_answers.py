@@ -1,10 +1,11 @@
 """Render responses in OpenAI's formats: one renderer each for chat and text, streamed and whole. Pure.
 
-All renderers have the same calls: `begin`, `text`, `end`. Each returns the bytes for the client so far.
+All renderers have the same calls: `begin`, then `text` for each text that is not empty, at last `end`. Each returns
+bytes for the client, or b"" if it must wait.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,22 +24,6 @@ class ResponseMetadata:
     model: str
     version: str
     created_s: int
-
-
-class Renderer(Protocol):
-    """The renderer of one response. Each call returns bytes for the client, or b"" if it must wait."""
-
-    def begin(self) -> bytes:
-        """Return the bytes before any text."""
-        ...
-
-    def text(self, text: str) -> bytes:
-        """Render more text, which is not empty."""
-        ...
-
-    def end(self, reason: AnswerReason, counts: Counts) -> bytes:
-        """Complete the response. This is the last call."""
-        ...
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -213,6 +198,9 @@ class TextJsonRenderer(_JsonRenderer):
 
     def end(self, reason: AnswerReason, counts: Counts) -> bytes:
         return self._object(_TextChoice("".join(self._texts), reason), counts)
+
+
+Renderer = ChatStreamRenderer | TextStreamRenderer | ChatJsonRenderer | TextJsonRenderer
 
 
 def choose_renderer(metadata: ResponseMetadata, *, chat: bool, stream: bool, include_usage: bool) -> Renderer:
