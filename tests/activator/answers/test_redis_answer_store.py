@@ -357,7 +357,9 @@ class SlowStore:
 
     is_up = True
 
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> tuple[None, None, int]:
+    async def run_script(
+        self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int
+    ) -> tuple[None, None, int]:
         await asyncio.sleep(0.005)
         return None, None, 0
 

@@ -50,7 +50,7 @@ class Broken:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    async def models(self, exchange: Exchange, asked: ListModels) -> None:
+    async def send_models(self, exchange: Exchange, request_route: ListModels) -> None:
         raise self._error
 
 

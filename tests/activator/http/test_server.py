@@ -46,9 +46,9 @@ class StuckStarter(RequestStarter):
         super().__init__(first)
         self.is_stuck = True
 
-    def _next_tick(self) -> None:
+    def _begin_tick(self) -> None:
         if self.is_stuck:
-            asyncio.get_running_loop().call_later(0.01, self._next_tick)
+            asyncio.get_running_loop().call_later(0.01, self._begin_tick)
         else:
             super()._begin_tick()
 

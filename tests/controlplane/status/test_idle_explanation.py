@@ -31,7 +31,7 @@ def _next(w: AutoscalerScenario, which: VersionKey) -> str | None:
 
 
 @pytest.mark.parametrize("idle", ["zero", "sleep", "sleep2", "warm", "auto"])
-@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("minimum", [0, 1])
 async def test_version_without_a_name_goes_to_zero(idle: str, minimum: int) -> None:
     """A model's idle setting and minimum apply only to versions with an alias or a split."""
     async with running_autoscaler() as w:

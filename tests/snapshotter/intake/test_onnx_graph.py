@@ -226,7 +226,7 @@ _FORMS = {
 def test_tables_equal_the_librarys(table: Any, message: Any) -> None:
     """The tables have the numbers, names, types and repetition of all fields in the library."""
     found = {field.number: (field.name, _form(field), field.is_repeated) for field in message.DESCRIPTOR.fields}
-    assert {number: (each.name, each.form, each.is_repeated) for number, each in table.items()} == found
+    assert {number: (each.name, each.wire_type, each.is_repeated) for number, each in table.items()} == found
 
 
 def _form(field: Any) -> WireType:
