@@ -55,10 +55,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         peers, queue, front_door = components.peers, components.queue, components.front_door
         feed, last_feed, load_reporting = queue.feed, queue.last_feed, queue.load_reporting
         describe_certificates(telemetry.page, lambda: {**certificates.expiries(), **peers.server.certificate_expiry()})
-        register_gauges(
-            telemetry.page, front_door, queue.throttler, components.accounting.shipper, feed, last_feed,
-            components.answers.local_store,
-        )  # fmt: skip
+        register_gauges(telemetry.page, components)
         listener = listen_for(settings.host, settings.port, settings.listener_fd)
         stack.callback(listener.close)
         plain_listener = None if settings.data_path is None else listen_plain(*settings.data_path)

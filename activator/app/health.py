@@ -7,13 +7,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from activator.answers.answer_store import LocalAnswerStore
-from activator.api.front_door import FrontDoorApp
+from activator.app.components import Components
 from activator.queue.throttler import Throttler
 from activator.routing.feed_client import FeedClient
 from activator.routing.last_feed import LastFeed
 from kelvin.contracts.wire import Wire, encode
-from kelvin.spool import Shipper
 from kelvin.telemetry.policy.instruments import MetricKind, MetricsPage
 from kelvin.telemetry.policy.labels import outcome_of
 
@@ -58,16 +56,10 @@ def read_readiness(feed: FeedClient, last_feed: LastFeed, autoscaler: bool | Non
     return Readiness(feed="live" if feed.connected else "kept", age_s=round(age_s, 1), autoscaler=autoscaler)
 
 
-def register_gauges(
-    page: MetricsPage,
-    front_door: FrontDoorApp,
-    throttler: Throttler,
-    shipper: Shipper,
-    feed: FeedClient,
-    last_feed: LastFeed,
-    answers: LocalAnswerStore,
-) -> None:
+def register_gauges(page: MetricsPage, components: Components) -> None:
     """Add gauges of running requests, queues, breakers, the feed and the spool. They are read when the page is."""
+    front_door, throttler, shipper = components.front_door, components.queue.throttler, components.accounting.shipper
+    feed, last_feed, answers = components.queue.feed, components.queue.last_feed, components.answers.local_store
     usage = throttler.usage_by_tenant.total
     page.gauge("kelvin_requests_inside", "Running requests of any kind.", lambda: front_door.running_requests)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: usage.entries)

@@ -19,7 +19,7 @@ def account(request_id: str = "r1") -> Account:
     return Account(request_id, CALLER, "m", stream=False, started_at_us=0, timeline=Timeline(0))
 
 
-async def _run(entry: InFlightRequest) -> str:
+async def _run_until_cancelled(entry: InFlightRequest) -> str:
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(Refused) as caught, entry.bind_task(task):
@@ -37,7 +37,7 @@ async def test_request_is_cancelled_by_either_id_idempotently(name: str) -> None
 
     in_flight = InFlightRequests()
     entry = in_flight.add(account(), b"mine")
-    task = asyncio.create_task(_run(entry))
+    task = asyncio.create_task(_run_until_cancelled(entry))
     await asyncio.sleep(0)
     assert in_flight.cancel(OTHER, name) is None
     assert in_flight.cancel(CALLER, name) == in_flight.cancel(CALLER, name) == [entry]
@@ -74,7 +74,7 @@ async def test_an_answer_whose_record_is_written_stands() -> None:
 async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
     """A drain or a client disconnect also cancels the task. Only a cancellation by id becomes `Cancelled`."""
 
-    task = asyncio.create_task(_run(InFlightRequests().add(account(), None)))
+    task = asyncio.create_task(_run_until_cancelled(InFlightRequests().add(account(), None)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

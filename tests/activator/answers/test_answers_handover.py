@@ -252,7 +252,7 @@ async def test_large_answers_are_handed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response_bytes",
     [
         pytest.param(b"", id="it ends at once"),
         pytest.param(b"\x00\x00\x00\x09ab", id="it ends within a message"),
@@ -261,13 +261,13 @@ async def test_large_answers_are_handed_over(tmp_path: Path) -> None:
         pytest.param(b"\x00\x00\x00\x08\x92\xa5Hello" + bytes([FORMAT + 1]), id="another format"),
     ],
 )
-async def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: bytes) -> None:
+async def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, response_bytes: bytes) -> None:
     """Claims don't wait for a handover that ends early or that this activator can't parse."""
 
     pair = Pair(tmp_path)
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(said)
+        writer.write(response_bytes)
         writer.close()
 
     server = await asyncio.start_unix_server(speak, sock=pair.directory.listen(SOCKET))

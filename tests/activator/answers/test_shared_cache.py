@@ -21,8 +21,8 @@ from tests.activator.world import ActivatorWorld, ReceivedResponse
 LIMITS = AnswerStoreLimits(ttl_s=300.0, answer_bytes=10, tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
 
 
-def ask(what: str, tenant: str = "acme") -> AnswerKey:
-    return derive_answer_key(b"s" * 32, tenant, None, [what.encode()])
+def cache_key(request_body: str, tenant: str = "acme") -> AnswerKey:
+    return derive_answer_key(b"s" * 32, tenant, None, [request_body.encode()])
 
 
 @EACH
@@ -32,18 +32,18 @@ async def test_cached_answer_opens_only_for_its_tenant(opened: Opened) -> None:
         background_tasks = BackgroundTasks()
         ours, theirs = (ResponseStore(secret * 32, LIMITS, kept, background_tasks) for secret in (b"s", b"t"))
         answer = StoredResponse("req_1", 200, [], b"hello")
-        ours.store_soon(ask("x"), answer)
+        ours.store_soon(cache_key("x"), answer)
         await background_tasks.close()
-        found = await ours.find(ask("x"))
+        found = await ours.find(cache_key("x"))
         assert found is not None
-        assert found[0] == answer
-        lies = await kept.find(ask("x"))
+        assert found.content == answer
+        lies = await kept.find(cache_key("x"))
         assert lies is not None
         assert b"hello" not in lies.sealed
-        assert await theirs.find(ask("x")) is None
-        ours.store_soon(ask("y"), StoredResponse("req_1", 200, [], b"x" * 11))
+        assert await theirs.find(cache_key("x")) is None
+        ours.store_soon(cache_key("y"), StoredResponse("req_1", 200, [], b"x" * 11))
         await background_tasks.close()
-        assert await ours.find(ask("y")) is None
+        assert await ours.find(cache_key("y")) is None
 
 
 async def test_cached_answer_reports_its_age() -> None:
@@ -51,38 +51,38 @@ async def test_cached_answer_reports_its_age() -> None:
 
     now_s = 0.0
     kept = LocalAnswerStore(AnswerStoreLimits(ttl_s=5), lambda: now_s)
-    await kept.publish(ask("x"), None, b"sealed")
+    await kept.publish(cache_key("x"), None, b"sealed")
     for now_s in (0.0, 3.0):
-        found = await kept.find(ask("x"))
+        found = await kept.find(cache_key("x"))
         assert found is not None
         assert found.age_s == now_s
     now_s = 5.0
-    assert await kept.find(ask("x")) is None
+    assert await kept.find(cache_key("x")) is None
 
 
-@pytest.mark.parametrize("how", ["kill", "pause"])
-async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> None:
+@pytest.mark.parametrize("outage", ["kill", "pause"])
+async def test_without_redis_nothing_is_found(outage: str, redis: RedisServer) -> None:
     """An activator that knows Redis is down sends it no commands. A Redis that only hung still has its answers."""
     async with asyncio.timeout(120), open_store(redis.url, "one", response_timeout_s=2.0) as store:
         kept = RedisAnswerStore(store, "cache", LIMITS)
-        await kept.publish(ask("1"), None, b"sealed")
-        await until(kept, ask("1"), b"sealed")
-        getattr(redis, how)()
-        assert await kept.find(ask("1")) is None
+        await kept.publish(cache_key("1"), None, b"sealed")
+        await until(kept, cache_key("1"), b"sealed")
+        getattr(redis, outage)()
+        assert await kept.find(cache_key("1")) is None
         assert not store.is_up
         asked_before = store.commands
-        assert await kept.find(ask("1")) is None
-        await kept.publish(ask("2"), None, b"sealed")
+        assert await kept.find(cache_key("1")) is None
+        await kept.publish(cache_key("2"), None, b"sealed")
         assert store.commands == asked_before
-        if how == "kill":
+        if outage == "kill":
             redis.start()
         else:
             redis.resume()
         await wait_until_up(store)
-        await until(kept, ask("1"), None if how == "kill" else b"sealed")
-        assert await kept.find(ask("2")) is None
-        await kept.publish(ask("2"), None, b"sealed")
-        await until(kept, ask("2"), b"sealed")
+        await until(kept, cache_key("1"), None if outage == "kill" else b"sealed")
+        assert await kept.find(cache_key("2")) is None
+        await kept.publish(cache_key("2"), None, b"sealed")
+        await until(kept, cache_key("2"), b"sealed")
 
 
 async def test_two_activators_have_one_cache(tmp_path: Path, redis: RedisServer) -> None:
