@@ -51,7 +51,8 @@ class VersionResolver:
         """Update the model's entry. Return whether the reference names another version now. False once the client has
         the head.
         """
-        entry = self._find_entry(request)
+        tenant, model = request.account.principal.tenant, request.entry
+        entry = self._table.find_callable_model(tenant, model.tenant, model.model)
         if entry is None or request.exchange.has_started:
             return False
         if _version_in(entry, request) in (None, _version_in(request.entry, request)):
@@ -63,16 +64,13 @@ class VersionResolver:
         """Return whether the request still goes to that version: it exists, and the reference still names it. Once the
         client has the head, the version only has to exist.
         """
-        entry = self._find_entry(request)
-        if entry is request.entry:
+        tenant, model = request.account.principal.tenant, request.entry
+        entry = self._table.find_callable_model(tenant, model.tenant, model.model)
+        if entry is model:
             return True
         if entry is None or find_version(entry, key.version) is None:
             return False
         return request.exchange.has_started or _version_in(entry, request) == _version_in(request.entry, request)
-
-    def _find_entry(self, request: InferenceRequest) -> ModelEntry | None:
-        tenant = request.account.principal.tenant
-        return self._table.find_callable_model(tenant, request.entry.tenant, request.entry.model)
 
     def _availability(self, row: VersionRow) -> Availability:
         return self._throttler.availability(key_of(row))
