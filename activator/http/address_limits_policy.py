@@ -60,9 +60,9 @@ class AddressLimiter:
 
     def record_closed(self, source: str) -> None:
         """Record that a counted connection has closed."""
-        left = self._open.pop(source) - 1
-        if left:
-            self._open[source] = left
+        remaining = self._open.pop(source) - 1
+        if remaining:
+            self._open[source] = remaining
 
     def check_request_rate(self, source: str, now_s: float) -> float | None:
         """Count a request and return None, or return the seconds to wait. A request that must wait is not counted."""

@@ -28,7 +28,7 @@ class BodyRateMonitor:
         self._raw_bytes = 0  # including the framing
         self._bytes = 0
         self._window_start_bytes = 0  # `_bytes` at the start of the current window
-        self._was_held = False
+        self._has_been_held = False
         self._timer: asyncio.TimerHandle | None = None
 
     def record_raw_bytes(self, nbytes: int) -> None:
@@ -38,7 +38,7 @@ class BodyRateMonitor:
     def record_body_bytes(self, nbytes: int) -> None:
         """Count bytes of the body itself."""
         self._bytes += nbytes
-        self._was_held = self._was_held or self._is_held()
+        self._has_been_held = self._has_been_held or self._is_held()
 
     @property
     def is_padded(self) -> bool:
@@ -49,7 +49,7 @@ class BodyRateMonitor:
         """Start a timed window if none is running. The body is not complete yet."""
         if self._timer is None:
             self._window_start_bytes = self._bytes
-            self._was_held = self._is_held()
+            self._has_been_held = self._is_held()
             self._timer = self._loop.call_later(self._limits.head_s, self._check_window)
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class BodyRateMonitor:
         """Check the window that has just ended."""
         self._timer = None
         window_bytes = self._bytes - self._window_start_bytes
-        if self._was_held or not is_slow(window_bytes, self._limits.head_s, self._limits.body_rate):
+        if self._has_been_held or not is_slow(window_bytes, self._limits.head_s, self._limits.body_rate):
             self.watch()
         else:
             self._on_too_slow()

@@ -97,9 +97,9 @@ class ClientConnection(asyncio.Protocol):
 
     def refuse(self, cycle: RequestResponseCycle) -> None:
         """Answer 503 here: the drain is over, so the application does not see this request."""
-        over = Unavailable("this activator")
-        self._listener_state.metrics.count_refusal(over)
-        cycle.refuse(over)
+        refusal = Unavailable("this activator")
+        self._listener_state.metrics.count_refusal(refusal)
+        cycle.refuse(refusal)
 
     def on_task_ended(self) -> None:
         """Forget the current task, which calls this when its request is served."""

@@ -39,17 +39,17 @@ def render_error(failure: Failure, path: bytes, request_id: str) -> tuple[int, b
     if path.startswith((b"/admin/", b"/push/")):
         return status, PROBLEM_CONTENT_TYPE.encode(), problem_details(failure), headers
     # (2) (3)
-    form = open_inference_error if speaks_open_inference(path) else openai_error
-    return status, OPENAI_CONTENT_TYPE.encode(), form(failure, request_id), headers
+    render = open_inference_error if speaks_open_inference(path) else openai_error
+    return status, OPENAI_CONTENT_TYPE.encode(), render(failure, request_id), headers
 
 
 def closing_response(failure: Failure, path: bytes, request_id: str) -> bytes:
     """Return a complete HTTP/1.1 error that closes the connection. The application has not seen the request."""
-    status, kind, body, headers = render_error(failure, path, request_id)
+    status, content_type, body, headers = render_error(failure, path, request_id)
     lines = [
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode(),
         b"x-request-id: " + request_id.encode(),
-        b"content-type: " + kind,
+        b"content-type: " + content_type,
         b"content-length: %d" % len(body),
         b"connection: close",
         *(name + b": " + value for name, value in headers),

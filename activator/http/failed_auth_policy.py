@@ -51,23 +51,23 @@ class FailedAuthLimiter:
         """Count a failure. Return None within the burst."""
         limits = self.limits
         bucket = self._buckets.pop(source, None) or TokenBucket()
-        before = bucket.missing(limits.leak_s, now_s)
-        bucket.take(min(1.0, limits.burst + limits.max_excess - before), limits.leak_s, now_s)
+        previous_failures = bucket.missing(limits.leak_s, now_s)
+        bucket.take(min(1.0, limits.burst + limits.max_excess - previous_failures), limits.leak_s, now_s)
         self._buckets[source] = bucket
         if len(self._buckets) > limits.max_sources:
             self._buckets.popitem(last=False)
-        over = bucket.missing(limits.leak_s, now_s) - limits.burst
-        if over <= 0:
+        excess = bucket.missing(limits.leak_s, now_s) - limits.burst
+        if excess <= 0:
             return None
-        hold_s = min(limits.longest_s, limits.first_s * 2.0 ** max(0.0, over - 1))
-        return Penalty(hold_s, (over + 1) * limits.leak_s, before <= limits.burst)
+        hold_s = min(limits.longest_s, limits.first_s * 2.0 ** max(0.0, excess - 1))
+        return Penalty(hold_s, (excess + 1) * limits.leak_s, previous_failures <= limits.burst)
 
     def try_hold(self, source: str) -> bool:
         """Take a place for a delayed response. Return False if the source or all sources together have too many."""
-        of_one = self._held.get(source, 0)
-        if of_one >= self.limits.max_held_per_source or self.total_held >= self.limits.max_held:
+        held_for_source = self._held.get(source, 0)
+        if held_for_source >= self.limits.max_held_per_source or self.total_held >= self.limits.max_held:
             return False
-        self._held[source] = of_one + 1
+        self._held[source] = held_for_source + 1
         self.total_held += 1
         return True
 

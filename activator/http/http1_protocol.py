@@ -146,9 +146,9 @@ class Http1Protocol(ClientConnection):
         """Parse the request again without its Upgrade header, which we ignore (RFC 9110, 7.8). The parser can't ignore
         it. It ends such a message after the head, and would read the body as the next request.
         """
-        kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers if name != b"upgrade"]
+        other_headers = [b"%b: %b\r\n" % (name, value) for name, value in self._headers if name != b"upgrade"]
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
-        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, b"".join(kept))
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, b"".join(other_headers))
         self._parser, self._may_message_begin = self._new_parser(), True
         try:
             self._parser.feed_data(head + behind_head)
@@ -191,24 +191,24 @@ class Http1Protocol(ClientConnection):
         A lame duck keeps an idle connection open for a while, since a request may be on its way. If the current
         response has begun, the next response carries the announcement.
         """
-        busy = self._running_cycle()
+        unfinished = self._running_cycle()
         if self._listener_state.is_replaced:
-            if busy is not None:
-                busy.keep_alive = busy.keep_alive and busy.response_started
+            if unfinished is not None:
+                unfinished.keep_alive = unfinished.keep_alive and unfinished.response_started
             self._lame_duck()
-        elif busy is not None:
-            busy.keep_alive = False
+        elif unfinished is not None:
+            unfinished.keep_alive = False
         else:
             self._transport.close()
 
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if (busy := self._running_cycle()) is not None:
+        if (unfinished := self._running_cycle()) is not None:
             # Pipelining: answer the first request, then close (RFC 9112, 9.3.2). Otherwise the second request would
             # hide a disconnect from the first.
             self._is_ignoring_input = True
-            busy.keep_alive = False
+            unfinished.keep_alive = False
         elif not self._may_message_begin:
             # Pipelined after a body whose request was already answered.
             self._is_ignoring_input = True
@@ -271,16 +271,16 @@ class Http1Protocol(ClientConnection):
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
-        request_id, own = new_request_id(), self._own_address
-        scope = build_scope(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
+        request_id, server = new_request_id(), self._own_address
+        scope = build_scope(version, method, self._url, headers, server, self._peer, self._extensions, request_id)
         is_old = version < "1.1"  # HTTP/1.0: no keep-alive, and no `100 Continue` (RFC 9110, 10.1.1)
         expected: list[bytes] = []
         if not is_old and b"expect" in dict(headers):  # rare, and faster than a loop over all headers
             expected = [value.lower() for name, value in headers if name == b"expect"]
         # Without keep-alive, the response says `connection: close`.
-        may_stay = not is_old and parser.should_keep_alive() and not self._listener_state.is_replaced
+        keep_alive = not is_old and parser.should_keep_alive() and not self._listener_state.is_replaced
         self._cycle = RequestResponseCycle(
-            self, scope, keep_alive=may_stay, expects_continue=b"100-continue" in expected
+            self, scope, keep_alive=keep_alive, expects_continue=b"100-continue" in expected
         )
         self._serve(self._cycle)
 
@@ -307,20 +307,20 @@ class Http1Protocol(ClientConnection):
 
     def _request_id(self) -> str:
         """Return the id of the running request, or a new id for a request that is refused here."""
-        busy = self._running_cycle()
-        named: str = new_request_id() if busy is None else busy.scope[REQUEST_ID_KEY]
-        return named
+        unfinished = self._running_cycle()
+        request_id: str = new_request_id() if unfinished is None else unfinished.scope[REQUEST_ID_KEY]
+        return request_id
 
     def _is_answered(self) -> bool:
         return self._running_cycle() is None
 
     def _refuse_malformed(self, why: bytes) -> None:
         """Refuse data that the parser rejects. After a complete request it counts as pipelined and gets no response."""
-        busy = self._running_cycle()
-        if busy is not None and not busy.more_body:
+        unfinished = self._running_cycle()
+        if unfinished is not None and not unfinished.more_body:
             self._is_ignoring_input = True
-            busy.keep_alive = False
-        elif busy is not None and busy.response_started:
+            unfinished.keep_alive = False
+        elif unfinished is not None and unfinished.response_started:
             self.raw.abort()
         else:
             self._refuse(malformed_response(why, self._request_id()), 400)
@@ -364,6 +364,6 @@ class Http1Protocol(ClientConnection):
         if self._cycle is not None and self._cycle.response_started:
             self.raw.abort()
         else:
-            late = DeadlineExceeded(self._limits.head_s, "reading the request's body")
-            self._listener_state.metrics.count_refusal(late)
-            self._refuse(closing_response(late, self._url, self._request_id()), None)
+            failure = DeadlineExceeded(self._limits.head_s, "reading the request's body")
+            self._listener_state.metrics.count_refusal(failure)
+            self._refuse(closing_response(failure, self._url, self._request_id()), None)

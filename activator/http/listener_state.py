@@ -85,8 +85,8 @@ class RequestStarter:
             self._starts_left -= 1
             pending_request.try_begin()
         else:
-            lines = self._queues.setdefault(pending_request.source, OrderedDict())
-            lines.setdefault(pending_request.credential(), deque()).append(pending_request)
+            queues = self._queues.setdefault(pending_request.source, OrderedDict())
+            queues.setdefault(pending_request.credential(), deque()).append(pending_request)
             self._count += 1
 
     def close(self) -> None:
@@ -103,12 +103,12 @@ class RequestStarter:
             self._starts_left -= self._pop_next().try_begin()
 
     def _pop_next(self) -> PendingRequest:
-        source, lines = next(iter(self._queues.items()))
-        credential, line = next(iter(lines.items()))
-        pending_request = line.popleft()
+        source, queues = next(iter(self._queues.items()))
+        credential, queue = next(iter(queues.items()))
+        pending_request = queue.popleft()
         self._count -= 1
-        _rotate(lines, credential, is_empty=not line)
-        _rotate(self._queues, source, is_empty=not lines)
+        _rotate(queues, credential, is_empty=not queue)
+        _rotate(self._queues, source, is_empty=not queues)
         return pending_request
 
 
@@ -161,9 +161,9 @@ class ListenerState:
             self.address_limiter.record_closed(source)
 
 
-def _rotate(lines: OrderedDict[K, V], group: K, *, is_empty: bool) -> None:
+def _rotate(queues: OrderedDict[K, V], group: K, *, is_empty: bool) -> None:
     """Move the group that was just served to the end, or remove it if it is empty."""
     if is_empty:
-        del lines[group]
+        del queues[group]
     else:
-        lines.move_to_end(group)
+        queues.move_to_end(group)

@@ -28,11 +28,11 @@ def listen_for(host: str, port: int, inherited_fd: int | None) -> socket.socket:
     """Return the listening socket of the front door: the inherited one if there is one. Raises BadSetting."""
     if inherited_fd is not None:
         try:
-            given = socket.socket(fileno=inherited_fd)
+            listener = socket.socket(fileno=inherited_fd)
         except OSError as error:
             raise BadSetting("KELVIN_LISTENER_FD", str(inherited_fd), "is no socket") from error
-        given.set_inheritable(False)
-        return given
+        listener.set_inheritable(False)
+        return listener
     try:
         return listen(host, port)
     except socket.gaierror as error:
@@ -115,15 +115,15 @@ async def _serve(
     )
     server = _Server(config, listener_state)
 
-    async def end_with_stop() -> None:
+    async def exit_on_stop() -> None:
         await stop.wait()
         if stop.orphaned:
             config.timeout_graceful_shutdown = ORPHAN_DRAIN_S
         server.should_exit = True
 
     async with asyncio.TaskGroup() as tasks:
-        ender = tasks.create_task(end_with_stop())
+        stop_task = tasks.create_task(exit_on_stop())
         await server.serve(sockets=[listener])
-        ender.cancel()
-    if late := set(server.server_state.tasks):  # just cancelled; each still writes its usage record
-        await asyncio.wait(late, timeout=ABORT_S)
+        stop_task.cancel()
+    if cancelled_tasks := set(server.server_state.tasks):  # just cancelled; each still writes its usage record
+        await asyncio.wait(cancelled_tasks, timeout=ABORT_S)

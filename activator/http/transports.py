@@ -43,8 +43,8 @@ class TlsHandshakeProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         raw = cast(asyncio.Transport, transport)
         peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
-        may, self._source = self._listener_state.try_admit_connection(peer[0], self._loop.time())
-        if not may:
+        is_admitted, self._source = self._listener_state.try_admit_connection(peer[0], self._loop.time())
+        if not is_admitted:
             raw.abort()
             return
         self._http.source = self._source
@@ -87,11 +87,11 @@ class TlsHandshakeProtocol(asyncio.Protocol):
             self._on_closed()
             self._raw.abort()
             return
-        inner = cast(Any, self._raw).get_protocol()
-        if self._raw.is_closing() or inner is None:
+        tls_protocol = cast(Any, self._raw).get_protocol()
+        if self._raw.is_closing() or tls_protocol is None:
             self._on_closed()
             return
-        cast(Any, self._raw).set_protocol(_DrainObserver(inner, self._http, self._on_closed))
+        cast(Any, self._raw).set_protocol(_DrainObserver(tls_protocol, self._http, self._on_closed))
         self._http.connection_made(tls)
         # high=0 would never resume in uvloop: it pauses at a size of `high` or more.
         tls.set_write_buffer_limits(high=1, low=0)
@@ -103,19 +103,19 @@ class TlsHandshakeProtocol(asyncio.Protocol):
 class _DrainObserver(asyncio.BufferedProtocol):
     """A protocol between the socket and uvloop's TLS that reports when the socket accepted the last byte."""
 
-    def __init__(self, inner: Any, http: Http1Protocol, closed: Callable[[], None]) -> None:
+    def __init__(self, tls_protocol: Any, http: Http1Protocol, on_closed: Callable[[], None]) -> None:
         for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
-            setattr(self, passed_on, getattr(inner, passed_on))  # no Python call of ours per read
-        self._inner = inner
+            setattr(self, passed_on, getattr(tls_protocol, passed_on))  # no Python call of ours per read
+        self._tls_protocol = tls_protocol
         self._http = http
-        self._on_closed = closed
+        self._on_closed = on_closed
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_closed()
-        self._inner.connection_lost(exc)
+        self._tls_protocol.connection_lost(exc)
 
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
+        self._tls_protocol.resume_writing()
         self._http.on_raw_drained()
 
 

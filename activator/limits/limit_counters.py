@@ -53,7 +53,7 @@ async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> 
         help = "Whether Redis answers but refuses writes: it is full, read-only or can't save."
         page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
         page.gauge("kelvin_redis_members", "Activators that share Redis.", lambda: store.member_count)
-        requests, tokens, places = (
+        requests, tokens, permits = (
             RedisRateCounter(store, REQUESTS),
             RedisRateCounter(store, TOKENS),
             SharedConcurrencyLimiter(store),
@@ -61,12 +61,12 @@ async def open_limit_counters(url: str | None, name: str, page: MetricsPage) -> 
         budgets = SharedBudgetLeases(store)
         loops: dict[str, Body] = {
             "redis members": store.run, "request rates": requests.run, "token rates": tokens.run,
-            "places": places.run, "budgets": budgets.run,
+            "places": permits.run, "budgets": budgets.run,
         }  # fmt: skip
         try:
-            yield LimitCounters(RateLimits(requests, tokens), places, store, budgets, loops)
+            yield LimitCounters(RateLimits(requests, tokens), permits, store, budgets, loops)
         finally:
             await budgets.close()
-            await places.close()
+            await permits.close()
             await requests.close()
             await tokens.close()

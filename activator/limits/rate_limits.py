@@ -93,10 +93,10 @@ class RateLimits:
             headers[:] = _rate_headers(TOKENS, self._tokens.rate_status(tenant, tenant_limits.tpm))
         if tenant_limits.rpm is None:
             return
-        found = await self._requests.hold(tenant, tenant_limits.rpm, 1)
-        headers += _rate_headers(REQUESTS, found)
-        if found.wait_s is not None:
-            raise Refused(RateLimited(REQUESTS, tenant_limits.rpm, found.wait_s))
+        status = await self._requests.hold(tenant, tenant_limits.rpm, 1)
+        headers += _rate_headers(REQUESTS, status)
+        if status.wait_s is not None:
+            raise Refused(RateLimited(REQUESTS, tenant_limits.rpm, status.wait_s))
         self._requests.settle(tenant, tenant_limits.rpm, 1, 1)
 
     async def reserve(self, headers: Headers, tenant: str, limit: int, tokens: int) -> TokenReservation:
@@ -105,11 +105,11 @@ class RateLimits:
         """
         if tokens > limit:
             raise Refused(TooLargeForRate(tokens, limit))
-        found = await self._tokens.hold(tenant, limit, tokens)
+        status = await self._tokens.hold(tenant, limit, tokens)
         others = [line for line in headers if not line[0].endswith(b"-tokens")]
-        headers[:] = _rate_headers(TOKENS, found) + others
-        if found.wait_s is not None:
-            raise Refused(RateLimited(TOKENS, limit, found.wait_s))
+        headers[:] = _rate_headers(TOKENS, status) + others
+        if status.wait_s is not None:
+            raise Refused(RateLimited(TOKENS, limit, status.wait_s))
         return TokenReservation(self._tokens, tenant, limit, tokens)
 
 

@@ -138,7 +138,7 @@ class RedisRateCounter:
 
     def _ensure_block(self, tenant: str, limit: int) -> TokenBlock:
         self._limits[tenant] = limit
-        found = self._blocks.get(tenant)
-        if found is None:
-            found = self._blocks[tenant] = TokenBlock()
-        return found
+        block = self._blocks.get(tenant)
+        if block is None:
+            block = self._blocks[tenant] = TokenBlock()
+        return block

@@ -40,7 +40,7 @@ class SingleFlight:
         `decide` gets whether a query for that name is running. All callers wait for that query. If there is none,
         `build_query` makes one for the units of all waiting callers. Cancelling ends the wait, not the query.
         """
-        while (found := decide(name in self._tasks)) is None:
+        while (result := decide(name in self._tasks)) is None:
             task = self._tasks.get(name) or self._start(name, build_query(self.waiting[name] + units))
             self.waiting[name] += units
             try:
@@ -49,15 +49,15 @@ class SingleFlight:
                 self.waiting[name] -= units
                 if not self.waiting[name]:
                     del self.waiting[name]
-        return found
+        return result
 
     async def maintain(self, names: Iterable[str], due_query: Callable[[str], StoreQuery | None]) -> None:
         """Run the due query of each name, MAX_CONCURRENT_QUERIES at a time. Names with a running query are skipped."""
         left = list(names)
         while left:
-            some, left = left[:MAX_CONCURRENT_QUERIES], left[MAX_CONCURRENT_QUERIES:]
-            asked = [(name, due_query(name)) for name in some if name not in self._tasks]
-            if tasks := [self._start(name, query) for name, query in asked if query is not None]:
+            batch, left = left[:MAX_CONCURRENT_QUERIES], left[MAX_CONCURRENT_QUERIES:]
+            queries = [(name, due_query(name)) for name in batch if name not in self._tasks]
+            if tasks := [self._start(name, query) for name, query in queries if query is not None]:
                 await asyncio.wait(tasks)
 
     async def close(self, give_back: Awaitable[None]) -> None:

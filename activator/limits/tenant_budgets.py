@@ -71,7 +71,7 @@ class TenantBudgets:
 
     def apply(self, feed: Feed) -> None:
         """Apply the ledger's sums from a feed message. Reservations of running requests stay."""
-        before = set(self._spending_by_tenant) if feed.full else set(feed.removed_tenants)
+        known_tenants = set(self._spending_by_tenant) if feed.full else set(feed.removed_tenants)
         if feed.full:
             reported = {row.tenant for row in feed.spending}
             self._spending_by_tenant = {
@@ -82,7 +82,7 @@ class TenantBudgets:
         for tenant in feed.removed_tenants:
             self._spending_by_tenant.pop(tenant, None)
         if self._leases is not None:
-            for tenant in before - self._spending_by_tenant.keys():
+            for tenant in known_tenants - self._spending_by_tenant.keys():
                 self._leases.stop_renewing(tenant)
 
     def check(self, tenant: str, budget_micros: int) -> None:
@@ -104,10 +104,10 @@ class TenantBudgets:
         return BudgetReservation(spending, prices, micros)
 
     def _ensure_spending(self, tenant: str) -> TenantSpending:
-        found = self._spending_by_tenant.get(tenant)
-        if found is None:
-            found = self._spending_by_tenant[tenant] = TenantSpending(self._source)
-        return found
+        spending = self._spending_by_tenant.get(tenant)
+        if spending is None:
+            spending = self._spending_by_tenant[tenant] = TenantSpending(self._source)
+        return spending
 
     def _now_us(self) -> int:
         return int(self._wall_s() * 1e6)

@@ -92,13 +92,13 @@ class SlotAllocator:
         self.count_request(key, version_queue, queued_request)
         if (
             not version_queue.may_take(queued_request.tenant, queued_request.weight)
-            or (other := _take_other(version_queue, excluded_replica, queued_request.tenant)) is None
+            or (replica := _take_other(version_queue, excluded_replica, queued_request.tenant)) is None
         ):
             return None
         now = self._clock()
         version_queue.throughput.record_grant(now)
-        _record_sent(version_queue, other, now)
-        return other
+        _record_sent(version_queue, replica, now)
+        return replica
 
     def release(self, key: VersionKey, replica: Replica, queued_request: QueuedRequest, tokens: int | None) -> None:
         """Give back the slot of `queued_request`, which took `tokens` (None: as estimated). The next waiting request
@@ -200,12 +200,12 @@ class SlotAllocator:
         """Return the number of replicas by whether this activator prefers them; {} without other activators."""
         if self._member_count < 2:
             return {}
-        every = [
+        preferred = [
             replica.is_preferred
             for version_queue in self.version_queues.values()
             for replica in version_queue.replicas.values()
         ]
-        return {True: sum(every), False: len(every) - sum(every)}
+        return {True: sum(preferred), False: len(preferred) - sum(preferred)}
 
     @property
     def _member_count(self) -> int:
@@ -280,8 +280,8 @@ def _choose_replica(version_queue: VersionQueue, queued_request: QueuedRequest, 
     if len(free) == 1:
         return free[0]
     if queued_request.affinity is not None:
-        at = {replica.row.runtime_id for replica in free}
-        name = choose_replica(queued_request.affinity, version_queue.ring, _open_occupancies(version_queue), at)
+        free_ids = {replica.row.runtime_id for replica in free}
+        name = choose_replica(queued_request.affinity, version_queue.ring, _open_occupancies(version_queue), free_ids)
         assert name is not None
         return version_queue.replicas[name]
     free = [replica for replica in free if replica.is_preferred] or free

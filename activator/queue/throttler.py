@@ -421,8 +421,8 @@ class Throttler:
         assignment = waiter.assignment
         if version_queue.waiting.discard(waiter):
             assignment.cancel()
-        elif assignment.done() and not assignment.cancelled() and isinstance(given := assignment.result(), Replica):
-            self.slot_allocator.release(key, given, queued_request, 0)
+        elif assignment.done() and not assignment.cancelled() and isinstance(replica := assignment.result(), Replica):
+            self.slot_allocator.release(key, replica, queued_request, 0)
         if not self.slot_allocator.needs_wake(key):
             self._waker.stop_wake(key)
         self.slot_allocator.drop_if_empty(key, version_queue)

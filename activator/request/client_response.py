@@ -43,7 +43,7 @@ class ClientResponse:
         usage: UsageRecords,
         hold_s: float,
         stage: Callable[[], str],
-        form: ErrorForm = openai_error,
+        error_form: ErrorForm = openai_error,
         wait_estimate: Callable[[], WaitEstimate] = lambda: UNKNOWN,
     ) -> None:
         self._exchange = exchange
@@ -51,7 +51,7 @@ class ClientResponse:
         self._usage = usage
         self._hold_s = hold_s
         self._stage = stage
-        self._form = form
+        self._error_form = error_form
         self._wait_estimate = wait_estimate
         self._timer: asyncio.TimerHandle | None = None
         self._heartbeat_task: asyncio.Task[None] | None = None
@@ -99,18 +99,18 @@ class ClientResponse:
             return
         account.timeline.stamp(Stage.FIRST_TOKEN, now_us())
         head = [*self._head(_JSON), (b"content-length", str(len(self._buffered)).encode())]
-        late = self._buffered
-        if len(late) > SINGLE_WRITE_BYTES:
+        last_part = self._buffered
+        if len(last_part) > SINGLE_WRITE_BYTES:
             await exchange.start(200, head)
-            await exchange.write(late[:-1])
-            late = late[-1:]
+            await exchange.write(last_part[:-1])
+            last_part = last_part[-1:]
         else:
             await exchange.wait_delivered()  # nothing was sent yet, so this only checks that the client is connected
         account.delivered_tokens = account.counts.completion_tokens
         await self._settle()
         if not exchange.has_started:
             await exchange.start(200, head)
-        await exchange.finish(late)
+        await exchange.finish(last_part)
 
     async def settle_replay(self, outcome: str, status: int) -> None:
         """Settle a replayed answer without a charge, before its last piece is sent. Raises Refused."""
@@ -148,7 +148,7 @@ class ClientResponse:
         elif not self._exchange.has_started:
             headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
             headers.append((b"server-timing", self._account.timeline.server_timing().encode()))
-            body = self._form(failure, self._account.request_id)
+            body = self._error_form(failure, self._account.request_id)
             await self._exchange.respond(failure.status, _JSON, body, headers)
         elif self._account.stream:
             await self._exchange.finish(self._timeline_comment() + sse_error(failure, self._account.request_id))

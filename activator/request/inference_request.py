@@ -82,7 +82,7 @@ def parse_inference_request(
     """Parse a request whose body was read. Raises Refused(InvalidRequest), or Refused(ModelNotFound) if not callable.
     `tenant_limits` is the tenant's, `deadline_s` the installation's.
     """
-    body, most_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
+    body, tenant_max_s = read_body(raw, request_route.path), tenant_limits.deadline_max_s
     reference = merge_references(
         request_route.target.model, body.model if request_route.model_name is None else request_route.model_name
     )
@@ -108,19 +108,19 @@ def parse_inference_request(
         reference,
         entry,
         account,
-        exchange.deadline(deadline_s if most_s is None else min(deadline_s, most_s)),
+        exchange.deadline(deadline_s if tenant_max_s is None else min(deadline_s, tenant_max_s)),
         tenant_limits,
-        _schemas(exchange, request_route, body),
+        _schema_hashes(exchange, request_route, body),
     )
 
 
-def _schemas(exchange: Exchange, request_route: RunInference, body: RequestBody) -> tuple[str, ...]:
+def _schema_hashes(exchange: Exchange, request_route: RunInference, body: RequestBody) -> tuple[str, ...]:
     """Return the schema hashes that a prediction names in its header and parameters. Each must match."""
     if request_route.model_name is None:
         return ()
     header = exchange.header(b"x-kelvin-schema-hash")
-    given = (None if header is None else header.decode("latin-1"), body.schema_hash)
-    return tuple(each for each in given if each is not None)
+    hashes = (None if header is None else header.decode("latin-1"), body.schema_hash)
+    return tuple(each for each in hashes if each is not None)
 
 
 class UpstreamRequestFactory:

@@ -51,7 +51,7 @@ class FeedClient:
         failures = 0  # since the last connection
         while True:
             try:
-                await self._follow()
+                await self._read_feed()
             except (BrokenFeed, Refused) as error:
                 if self.connected or not failures:
                     log.warning("the feed is away; the last table stands", extra={"error": str(error)})
@@ -65,48 +65,48 @@ class FeedClient:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.synced.wait()
-        if not self.synced.is_set() and (line := load()) is not None:
-            apply(line)
+        if not self.synced.is_set() and (message := load()) is not None:
+            apply(message)
             self.synced.set()
 
-    async def _follow(self) -> None:
+    async def _read_feed(self) -> None:
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(SILENCE_S):
                     opening = self._control.open("GET", PATH, headers=self._headers)
-                    answer = await stack.enter_async_context(opening)
+                    response = await stack.enter_async_context(opening)
             except TimeoutError:
                 raise BrokenFeed(f"no answer for {SILENCE_S:g} s") from None
-            full = False
-            async for raw in _lines(answer.content):
+            has_snapshot = False
+            async for raw in _read_lines(response.content):
                 try:
-                    line = decoder(Feed).decode(raw)
+                    message = decoder(Feed).decode(raw)
                 except BadJson as error:
                     raise BrokenFeed(f"a line does not decode: {error}") from error
-                full = full or line.full
-                if not full:
+                has_snapshot = has_snapshot or message.full
+                if not has_snapshot:
                     raise BrokenFeed("the first line is no snapshot")
-                self._apply(line)
+                self._apply(message)
                 self.connected = True
                 self.synced.set()
         raise BrokenFeed("it ended")
 
 
-def with_remote_addresses(line: Feed) -> Feed:
+def with_remote_addresses(message: Feed) -> Feed:
     """Return the message for an activator on another host, with the replicas that other hosts can reach, by URL."""
-    reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
-    return msgspec.structs.replace(line, replicas=tuple(reached))
+    reached = (msgspec.structs.replace(row, address=row.url) for row in message.replicas if row.url)
+    return msgspec.structs.replace(message, replicas=tuple(reached))
 
 
-def with_pod_addresses(line: Feed) -> Feed:
+def with_pod_addresses(message: Feed) -> Feed:
     """Return the message for an activator on the control plane's host: replicas without a local socket are pods."""
-    reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in line.replicas)
-    return msgspec.structs.replace(line, replicas=tuple(reached))
+    reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in message.replicas)
+    return msgspec.structs.replace(message, replicas=tuple(reached))
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _read_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Yield lines without their newline. Raises BrokenFeed if the stream breaks or is silent for SILENCE_S."""
-    rest = bytearray()
+    buffer = bytearray()
     while True:
         try:
             async with asyncio.timeout(SILENCE_S):
@@ -117,11 +117,11 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             raise BrokenFeed(repr(error)) from error
         if not data:
             return
-        rest += data
+        buffer += data
         if b"\n" in data:
-            *lines, last = bytes(rest).split(b"\n")
-            rest = bytearray(last)
+            *lines, remainder = bytes(buffer).split(b"\n")
+            buffer = bytearray(remainder)
             for line in lines:
                 yield line
-        elif len(rest) > MAX_LINE:
+        elif len(buffer) > MAX_LINE:
             raise BrokenFeed(f"a line is over {MAX_LINE} bytes")

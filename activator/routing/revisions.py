@@ -37,8 +37,8 @@ class Revisions:
             self._drop(key)
             self._rows[key] = row
             self._named[row.namespace, row.name] = key
-        for gone in (*feed.removed_versions, *feed.removed_revisions):
-            self._drop(VersionKey(*gone))
+        for version in (*feed.removed_versions, *feed.removed_revisions):
+            self._drop(VersionKey(*version))
 
     def check_integrity(self) -> None:
         """Assert that both maps agree."""

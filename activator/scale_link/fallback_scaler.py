@@ -113,9 +113,9 @@ class FallbackScaler:
     async def _start(self, key: VersionKey, machine: Machine, lock: StandbyLock) -> None:
         try:
             with closing(lock):
-                call = await self._decide(key, machine)
-            if call is not None:
-                await self._follow(key, *call)
+                started = await self._decide(key, machine)
+            if started is not None:
+                await self._await_bind(key, *started)
         except Exception:
             log.exception("a start by this activator failed unexpectedly", extra={"version": str(key)})
         finally:
@@ -138,23 +138,25 @@ class FallbackScaler:
                     tenant=key.tenant, model=key.model, version=key.version, device_class=f"cpu-{threads}",
                     threads=threads, kv_bytes=kv_bytes_for(machine.kv_bytes, available_bytes(MEMINFO.read_text())),
                 )  # fmt: skip
-                seen = {"version": str(key), "runtime_id": report.runtime_id, "wakes": wakes}
-                log.warning("no control plane answers; starting the version on a runtime", extra=seen)
+                log_fields = {"version": str(key), "runtime_id": report.runtime_id, "wakes": wakes}
+                log.warning("no control plane answers; starting the version on a runtime", extra=log_fields)
                 path = "/control/wake" if wakes else "/control/bind"
-                call = asyncio.create_task(self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}")
+                bind_task = asyncio.create_task(
+                    self._bind(report.runtime_id, path, bind), name=f"bind {report.runtime_id}"
+                )
                 try:
-                    await self._wait_until_claimed(report, call)
+                    await self._wait_until_claimed(report, bind_task)
                 except BaseException:
-                    call.cancel()
+                    bind_task.cancel()
                     raise
-                return report, call
+                return report, bind_task
         return None
 
-    async def _wait_until_claimed(self, before: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
+    async def _wait_until_claimed(self, before: RuntimeReport, bind_task: asyncio.Task[BindResponse]) -> None:
         """Wait until the runtime can't be given to another version. Then the lock may be released."""
-        limit = self._clock() + CLAIM_TIMEOUT_S
-        while not call.done() and self._clock() < limit:
-            await asyncio.wait((call,), timeout=POLL_S)
+        give_up_at_s = self._clock() + CLAIM_TIMEOUT_S
+        while not bind_task.done() and self._clock() < give_up_at_s:
+            await asyncio.wait((bind_task,), timeout=POLL_S)
             report = await _fetch_report(self._directory, f"rt-{before.runtime_id}.sock")
             if report is None or report.state is not before.state:
                 return
@@ -166,25 +168,25 @@ class FallbackScaler:
         finally:
             await client.close()
 
-    async def _follow(self, key: VersionKey, report: RuntimeReport, call: asyncio.Task[BindResponse]) -> None:
+    async def _await_bind(self, key: VersionKey, report: RuntimeReport, bind_task: asyncio.Task[BindResponse]) -> None:
         began_us = int(self._clock() * 1e6)
         try:
-            bound = await call
+            response = await bind_task
         except Refused as refused:
             self._counter.add(("failed",))
-            seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
-            log.warning("a start by this activator failed", extra=seen)
+            log_fields = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
+            log.warning("a start by this activator failed", extra=log_fields)
             if refused.failure.code not in _RUNTIME_UNUSABLE:
                 self._publish_failure(key, refused.failure)
         else:
             self._counter.add(("ready",))
             zero_us = self._wake_sent_us(key) or began_us
             waited_us = max(0, began_us - zero_us)
-            own = (StageSpan(Stage.DECIDED, waited_us), StageSpan(Stage.PROMOTED, waited_us))
-            shifted = tuple(StageSpan(span.stage, span.after_us + waited_us) for span in bound.spans)
-            self._publish_replica(key, report.runtime_id, bound.max_streams, (*own, *shifted))
+            decision_spans = (StageSpan(Stage.DECIDED, waited_us), StageSpan(Stage.PROMOTED, waited_us))
+            shifted = tuple(StageSpan(span.stage, span.after_us + waited_us) for span in response.spans)
+            self._publish_replica(key, report.runtime_id, response.max_streams, (*decision_spans, *shifted))
         finally:
-            call.cancel()
+            bind_task.cancel()
 
     def _publish_replica(
         self, key: VersionKey, runtime_id: str, max_streams: int, spans: tuple[StageSpan, ...]

@@ -53,10 +53,10 @@ class PoolReporter:
         """Send each report to its autoscaler. Return whether all were accepted."""
         if not self._pools():
             return await self._link.send(stats)
-        shared = tuple(each for each in stats if self._revision_of(key_of(each)) is None)
-        own = tuple(each for each in stats if self._revision_of(key_of(each)) is not None)
-        is_taken = not own or await self._link.send(own)
-        return (not shared or await self._post(shared)) and is_taken
+        without_revision = tuple(each for each in stats if self._revision_of(key_of(each)) is None)
+        with_revision = tuple(each for each in stats if self._revision_of(key_of(each)) is not None)
+        is_accepted = not with_revision or await self._link.send(with_revision)
+        return (not without_revision or await self._post(without_revision)) and is_accepted
 
     async def _post(self, stats: tuple[ConcurrencyStat, ...]) -> bool:
         """Send to the control plane within POST_S, so that it can't delay the next report to Knative."""

@@ -37,13 +37,13 @@ class Client:
 
     async def request(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "UpstreamResponse":
         """Send a request and return the response after its head. Raises OSError. Cancelling closes the connection."""
-        answer = await self.start_request(method, target, body, fields)
+        response = await self.start_request(method, target, body, fields)
         try:
-            await answer.wait_head()
+            await response.wait_head()
         except BaseException:
-            answer.close()
+            response.close()
             raise
-        return answer
+        return response
 
     async def start_request(
         self, method: str, target: str, body: bytes = b"", fields: Fields = ()

@@ -152,13 +152,13 @@ class ReadinessProber:
         async with self._probe_slots:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    answer = await client.request("GET", PATH, fields=PROBE_FIELDS)
+                    response = await client.request("GET", PATH, fields=PROBE_FIELDS)
                     try:
                         body = b""
-                        while len(body) <= len(PROBE_TOKEN) and (part := await answer.read_part()):
+                        while len(body) <= len(PROBE_TOKEN) and (part := await response.read_part()):
                             body += part
                     finally:
-                        answer.release()
+                        response.release()
             except OSError:  # TimeoutError is one
                 return False
-        return answer.status == 200 and body == PROBE_TOKEN
+        return response.status == 200 and body == PROBE_TOKEN

@@ -62,11 +62,11 @@ class ReceiptSender:
         self._urgent.clear()
         batch = [self._due.pop(request_id) for request_id in list(self._due)[:MAX_RECEIPTS]]
         try:
-            answer = await self._http.request("POST", _PATH, encode(Receipts(receipts=tuple(batch))), _JSON)
+            response = await self._http.request("POST", _PATH, encode(Receipts(receipts=tuple(batch))), _JSON)
             try:
-                await answer.read()
+                await response.read()
             finally:
-                answer.release()
+                response.release()
         except OSError:
             return  # the replica is gone, or its session is closed
         finally:

@@ -125,7 +125,7 @@ class UpstreamRequest:
             self._headers[RECORDED_STEP_HEADER] = upstream_headers.degraded
         if (request_cause := current_request()) is not None and request_cause.trace is not None:
             self._headers[TRACEPARENT] = str(request_cause.trace)
-        self._answer: UpstreamResponse | None = None
+        self._response: UpstreamResponse | None = None
         self._decoder = FrameDecoder()
         self._has_ended = False  # there is nothing left to cancel
         self._is_abandoned = False
@@ -139,21 +139,23 @@ class UpstreamRequest:
     async def __aenter__(self) -> "UpstreamRequest":
         self._session.active_requests += 1
         try:
-            self._answer = await self._session.http.start_request("POST", self._path, self._body, self._headers.items())
-            await self._answer.wait_head()
-            if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
+            self._response = await self._session.http.start_request(
+                "POST", self._path, self._body, self._headers.items()
+            )
+            await self._response.wait_head()
+            if self._response.status != 200 or self._response.fields.get(b"content-type") != _FRAMES:
                 self._has_ended = True
-                raise await self._read_rejection(self._answer)
-            self.credit = _credit(self._answer)
-            if RUNTIME in self._answer.fields:
-                self._name_runtime(self._answer)
+                raise await self._read_rejection(self._response)
+            self.credit = _credit(self._response)
+            if RUNTIME in self._response.fields:
+                self._name_runtime(self._response)
         except OSError as error:
             self._has_ended = True
             # A pod may listen at its address again. A runtime on this host never does.
-            has_ended = self._answer is None and self._session.is_on_this_host and error.errno in _NOBODY_LISTENS
-            if self._answer is not None:
-                self._answer.close()
-                self._answer = None
+            has_ended = self._response is None and self._session.is_on_this_host and error.errno in _NOBODY_LISTENS
+            if self._response is not None:
+                self._response.close()
+                self._response = None
             await self._close()
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise UpstreamRejected(_out_of_descriptors()) from error
@@ -165,10 +167,10 @@ class UpstreamRequest:
 
     async def read_frames(self) -> list[Frame]:
         """Return the next frames when some arrive; [] after END or FAILED. Raises UpstreamLost if neither arrives."""
-        assert self._answer is not None
+        assert self._response is not None
         while not self._has_ended:
             try:
-                data = await self._answer.read_part()
+                data = await self._response.read_part()
                 frames = self._decoder.feed(data) if data else None
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError):
@@ -207,36 +209,36 @@ class UpstreamRequest:
     async def _close(self, *_: object) -> None:
         """Keep the connection if the response is complete; otherwise cancel the request, then close."""
         self.is_closed = True
-        answer = self._answer
-        if self._is_abandoned and (not self._has_ended or (answer is not None and answer.status == 200)):
-            self.cancel_task = self._session.background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
-        elif self._has_ended and (answer is None or answer.at_end):
-            if answer is not None:
-                answer.release()
+        response = self._response
+        if self._is_abandoned and (not self._has_ended or (response is not None and response.status == 200)):
+            self.cancel_task = self._session.background_tasks.start(self._cancel(response), TASK_TIMEOUT_S)
+        elif self._has_ended and (response is None or response.at_end):
+            if response is not None:
+                response.release()
             await self._leave_session()
         elif self._has_ended:
-            self._session.background_tasks.start(self._read_end(answer), TASK_TIMEOUT_S)
+            self._session.background_tasks.start(self._read_end(response), TASK_TIMEOUT_S)
         else:
             # In its own task, so that cancelling this request, once or twice, does not interrupt it.
-            task = self._session.background_tasks.start(self._cancel(answer), TASK_TIMEOUT_S)
+            task = self._session.background_tasks.start(self._cancel(response), TASK_TIMEOUT_S)
             await asyncio.shield(task)
 
     __aexit__ = _close
 
-    async def _read_end(self, answer: UpstreamResponse | None) -> None:
+    async def _read_end(self, response: UpstreamResponse | None) -> None:
         """Read one more part, usually the end of the body. Otherwise the connection is not kept."""
         try:
-            if answer is not None:
-                await answer.read_part()
-                answer.release()
+            if response is not None:
+                await response.read_part()
+                response.release()
         except OSError:
             return
         finally:
-            if answer is not None:
-                answer.close()
+            if response is not None:
+                response.close()
             await self._leave_session()
 
-    async def _cancel(self, answer: UpstreamResponse | None) -> None:
+    async def _cancel(self, response: UpstreamResponse | None) -> None:
         try:
             fields = (("x-kelvin-elsewhere", "1"),) if self._is_abandoned else ()
             deleted = await self._session.http.request("DELETE", f"/v1/requests/{self._request_id}", fields=fields)
@@ -244,27 +246,27 @@ class UpstreamRequest:
                 await deleted.read()
             finally:
                 deleted.release()
-            if answer is not None and not self._is_abandoned:
-                await self._read_cost(answer)
+            if response is not None and not self._is_abandoned:
+                await self._read_cost(response)
         except OSError:
             return  # closing the connection cancels it, too
         finally:
-            if answer is not None:
-                answer.close()
+            if response is not None:
+                response.close()
             await self._leave_session()
 
-    def _name_runtime(self, answer: UpstreamResponse) -> None:
-        if (name := answer.fields.get(RUNTIME)) is not None:
+    def _name_runtime(self, response: UpstreamResponse) -> None:
+        if (name := response.fields.get(RUNTIME)) is not None:
             self.runtime_id = name.decode("latin-1")[:128]
 
-    async def _read_cost(self, answer: UpstreamResponse) -> None:
+    async def _read_cost(self, response: UpstreamResponse) -> None:
         """Read a cancelled response up to its last frame, which has its cost. Without frames it cost nothing."""
-        await answer.wait_head()
-        if answer.status != 200 or answer.fields.get(b"content-type") != _FRAMES:
+        await response.wait_head()
+        if response.status != 200 or response.fields.get(b"content-type") != _FRAMES:
             return
-        self._name_runtime(answer)
+        self._name_runtime(response)
         with suppress(ValueError):  # invalid frames
-            while data := await answer.read_part():
+            while data := await response.read_part():
                 for frame in self._decoder.feed(data):
                     self.cost = frame.counts
                     if frame.kind in (FrameKind.END, FrameKind.FAILED):
@@ -275,30 +277,32 @@ class UpstreamRequest:
         if self._session.is_over:
             await self._session.close()
 
-    async def _read_rejection(self, answer: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
+    async def _read_rejection(self, response: UpstreamResponse) -> UpstreamRejected | UpstreamLost:
         """Return what a response without frames means. A runtime's refusal names this request. Anything else comes from
         a sidecar or proxy, so no runtime took the request.
         """
         raw = b""
-        while answer.status != 200 and len(raw) <= MAX_ERROR_BYTES and (part := await answer.read_part()):
+        while response.status != 200 and len(raw) <= MAX_ERROR_BYTES and (part := await response.read_part()):
             raw += part
         try:
             error = decoder(_ErrorBody).decode(raw).error
         except BadJson:
             error = None
         if error is not None and error.request_id == self._request_id:
-            after_s = parse_whole_number(answer.fields.get(b"retry-after", b""), 9)
-            encoded_tokens = parse_whole_number(answer.fields.get(_ENCODED, b""), 9) or 0
-            retryable = answer.status >= 500 and answer.fields.get(_SHOULD_RETRY) != b"false"
+            after_s = parse_whole_number(response.fields.get(b"retry-after", b""), 9)
+            encoded_tokens = parse_whole_number(response.fields.get(_ENCODED, b""), 9) or 0
+            retryable = response.status >= 500 and response.fields.get(_SHOULD_RETRY) != b"false"
             return UpstreamRejected(
-                RemoteFailure(error.code or "internal", answer.status, error.message, error.param, retryable, after_s),
+                RemoteFailure(
+                    error.code or "internal", response.status, error.message, error.param, retryable, after_s
+                ),
                 encoded_tokens,
-                _credit(answer),
+                _credit(response),
             )
         log.warning(
-            "the response is not from a runtime", extra={"request_id": self._request_id, "status": answer.status}
+            "the response is not from a runtime", extra={"request_id": self._request_id, "status": response.status}
         )
-        if answer.status in _BUSY:
+        if response.status in _BUSY:
             return UpstreamRejected(Unavailable("this replica"))
         return UpstreamLost(before_response=True)
 
@@ -308,8 +312,8 @@ def _out_of_descriptors() -> Overloaded:
     return Overloaded("this activator", resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1.0, "descriptors")
 
 
-def _credit(answer: UpstreamResponse) -> int | None:
-    return parse_whole_number(answer.fields.get(_CREDIT, b""), 9)
+def _credit(response: UpstreamResponse) -> int | None:
+    return parse_whole_number(response.fields.get(_CREDIT, b""), 9)
 
 
 class _Error(msgspec.Struct):

@@ -73,13 +73,13 @@ class Buckets:
 
     def ensure_bucket(self, tenant: str, now_s: float) -> Bucket:
         """Return the tenant's bucket. A new one is full."""
-        found = self._buckets.get(tenant)
-        if found is None:
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
             if len(self._buckets) >= self._sweep_at:
                 self._buckets = {name: each for name, each in self._buckets.items() if not each.is_full(now_s)}
                 self._sweep_at = max(self._least, 2 * len(self._buckets))
-            found = self._buckets[tenant] = Bucket()
-        return found
+            bucket = self._buckets[tenant] = Bucket()
+        return bucket
 
     def check_integrity(self) -> None:
         """Assert that no bucket holds a negative amount, and that their number is bounded."""

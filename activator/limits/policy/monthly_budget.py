@@ -41,24 +41,24 @@ class TenantSpending:
         """Apply the ledger's sum. Records that it contains are no longer counted here. The row may be of a month that
         has not begun by our clock. Until then records count in the month before it.
         """
-        before = _adjacent_month(row.month, -1)
-        is_reported = before in row.beside
+        previous_month = _adjacent_month(row.month, -1)
+        is_reported = previous_month in row.beside
         if is_reported:
-            self._previous_month_micros = row.beside[before]
-        elif self.row is not None and self.row.month == before:
+            self._previous_month_micros = row.beside[previous_month]
+        elif self.row is not None and self.row.month == previous_month:
             self._previous_month_micros = self.row.spent_micros
         elif self.row is None or self.row.month != row.month:
             self._previous_month_micros = None
         self.row = row
-        seen = row.seen.get(self.source, 0)
-        while self._unreported and self._unreported[0].sequence <= seen:
+        included = row.seen.get(self.source, 0)
+        while self._unreported and self._unreported[0].sequence <= included:
             record = self._unreported.popleft()
             self._unreported_sum_micros -= record.micros
             self.handed_over_micros += record.micros
             if (
                 self._previous_month_micros is not None
                 and not is_reported
-                and record.ended_at_us < _begins_us(row.month)
+                and record.ended_at_us < _month_start_us(row.month)
             ):
                 self._previous_month_micros += record.micros
 
@@ -90,8 +90,8 @@ class TenantSpending:
 
     def covers(self, budget_micros: int, micros: int, now_us: int) -> bool:
         """Return whether the budget covers `micros` more. A used-up budget admits no request, whatever it costs."""
-        taken = self.spent_micros(now_us) + self.held_micros
-        return taken < budget_micros and taken + micros <= budget_micros
+        committed = self.spent_micros(now_us) + self.held_micros
+        return committed < budget_micros and committed + micros <= budget_micros
 
     def try_hold(self, budget_micros: int, micros: int, now_us: int) -> bool:
         """Hold `micros` for a request if the budget covers them. Call `settle` or `release` later."""
@@ -122,7 +122,7 @@ class TenantSpending:
         """Return whether the row's month has not begun by our clock, and the month before it is known."""
         if self.row is None or self._previous_month_micros is None or now_us >= self.row.ends_at_us - _SHORTEST_US:
             return False
-        return now_us < _begins_us(self.row.month)
+        return now_us < _month_start_us(self.row.month)
 
     def _unreported_micros(self, now_us: int) -> int:
         if self.row is None:
@@ -146,5 +146,5 @@ def _adjacent_month(month: str, step: int) -> str:
     return f"{count // 12:04}-{count % 12 + 1:02}"
 
 
-def _begins_us(month: str) -> int:
+def _month_start_us(month: str) -> int:
     return int(datetime(int(month[:4]), int(month[5:]), 1, tzinfo=UTC).timestamp()) * 1_000_000

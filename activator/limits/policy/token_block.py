@@ -117,17 +117,17 @@ class TokenBlock:
         elif share != self.local_limit:
             self._change_local_limit(share, now_s)
         self.local_bucket.held = self.held
-        found = self.local_bucket.hold(share, units, now_s, needed=min(units, share))
-        if found.wait_s is None:
+        status = self.local_bucket.hold(share, units, now_s, needed=min(units, share))
+        if status.wait_s is None:
             self.held += units
-        return found
+        return status
 
     def _change_local_limit(self, share: int, now_s: float) -> None:
         """Apply a changed limit. Use under the old limit still counts in units."""
         assert self.local_bucket is not None
-        times = self.local_limit / share
-        self.local_bucket.full_at_s = now_s + max(0.0, self.local_bucket.full_at_s - now_s) * times
-        self.began_full_at_s = now_s + max(0.0, self.began_full_at_s - now_s) * times
+        ratio = self.local_limit / share
+        self.local_bucket.full_at_s = now_s + max(0.0, self.local_bucket.full_at_s - now_s) * ratio
+        self.began_full_at_s = now_s + max(0.0, self.began_full_at_s - now_s) * ratio
         self.local_limit = share
 
     def rate_status(self, limit: int, now_s: float, wait_s: float | None = None) -> RateStatus:

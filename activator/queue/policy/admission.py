@@ -76,12 +76,12 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
     queued_request, limits = facts.queued_request, facts.limits
     until_s = min(facts.deadline.at_s, now + limits.wait_s)
     # (3)
-    for queue, load, limit in (
+    for queue, usage, limit in (
         ("the queue of this model", facts.version_usage, limits.per_version),
         ("the queue of your tenant", facts.usage_by_tenant.usage_of(queued_request.tenant), limits.per_tenant),
         ("the queue", facts.usage_by_tenant.total, limits.total),
     ):
-        if (full := load.exceeded_limit(queued_request, limit)) is not None:
-            return Hold(until_s, Overloaded(queue, full.limit, RETRY_AFTER_S, full.unit))
+        if (exceeded := usage.exceeded_limit(queued_request, limit)) is not None:
+            return Hold(until_s, Overloaded(queue, exceeded.limit, RETRY_AFTER_S, exceeded.unit))
     # (4)
     return Hold(until_s)

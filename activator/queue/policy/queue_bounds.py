@@ -82,15 +82,15 @@ class QueueUsageByTenant:
     def remove(self, queued_request: QueuedRequest) -> None:
         """Subtract a request that no longer waits."""
         self.total.remove(queued_request)
-        own = self._tenants[queued_request.tenant]
-        own.remove(queued_request)
-        if not own.entries:
+        usage = self._tenants[queued_request.tenant]
+        usage.remove(queued_request)
+        if not usage.entries:
             del self._tenants[queued_request.tenant]
 
     def check_integrity(self) -> None:
         """Assert that tenants add up to the total, and that no entry is empty."""
-        loads = self._tenants.values()
-        assert self.total.entries == sum(load.entries for load in loads)
-        assert self.total.nbytes == sum(load.nbytes for load in loads)
-        assert self.total.tokens == sum(load.tokens for load in loads)
-        assert all(load.entries > 0 for load in loads)
+        usages = self._tenants.values()
+        assert self.total.entries == sum(usage.entries for usage in usages)
+        assert self.total.nbytes == sum(usage.nbytes for usage in usages)
+        assert self.total.tokens == sum(usage.tokens for usage in usages)
+        assert all(usage.entries > 0 for usage in usages)

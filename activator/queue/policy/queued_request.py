@@ -43,10 +43,10 @@ class QueuedRequest(msgspec.Struct, frozen=True, gc=False):
 
 def read_priority_class(priority: bytes | None, highest: Priority | None = None) -> PriorityClass:
     """Return the class in `x-kelvin-priority`, at most the tenant's highest. Raises Refused(InvalidRequest)."""
-    most = PriorityClass.INTERACTIVE if highest is None else _NAMED[highest]
+    upper_bound = PriorityClass.INTERACTIVE if highest is None else _NAMED[highest]
     if priority is None:
-        return most
+        return upper_bound
     priority_class = _NAMED.get(priority.decode("latin-1").lower())
     if priority_class is not None:
-        return min(priority_class, most)
+        return min(priority_class, upper_bound)
     raise Refused(InvalidRequest("x-kelvin-priority", repr(priority[:20]), "must be batch, standard or interactive"))

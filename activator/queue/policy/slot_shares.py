@@ -70,8 +70,8 @@ class SlotShares:
 
     def _reserved(self, guest_weight: int, slots: int) -> int:
         """Return how many slots a guest of that weight leaves to the owner, including those that the owner has."""
-        need = max(self._peak, self._peak_before)
-        if not need and slots >= MANY_SLOTS and self.ends_s < self._paused_s + PAUSE_S + WINDOW_S:
-            need = 1
+        peak = max(self._peak, self._peak_before)
+        if not peak and slots >= MANY_SLOTS and self.ends_s < self._paused_s + PAUSE_S + WINDOW_S:
+            peak = 1
         share = max(1, slots * self._weight // (self._weight + guest_weight))
-        return min(need, share, slots - 1)
+        return min(peak, share, slots - 1)

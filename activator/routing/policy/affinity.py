@@ -62,11 +62,11 @@ class HashRing:
 
     def from_key(self, key: bytes) -> Iterator[str]:
         """Yield each replica once, in the key's order of preference."""
-        points, seen = self._points, set[str]()
+        points, yielded = self._points, set[str]()
         start = bisect_left(points, (_point(key), ""))
-        for at in chain(range(start, len(points)), range(start)):
-            if (name := points[at][1]) not in seen:
-                seen.add(name)
+        for index in chain(range(start, len(points)), range(start)):
+            if (name := points[index][1]) not in yielded:
+                yielded.add(name)
                 yield name
 
 
@@ -78,15 +78,15 @@ def choose_replica(
     """
     running = sum(each.running for each in occupancies.values())
     capacity = sum(each.capacity for each in occupancies.values())
-    later = None
+    fallback = None
     for name in ring.from_key(affinity.key):
         occupancy = occupancies.get(name)
         if occupancy is None or occupancy.running >= occupancy.capacity or (free is not None and name not in free):
             continue
         if affinity.is_session or occupancy.running < LOAD_BOUND * (running + 1) * occupancy.capacity / capacity:
             return name
-        later = later or name
-    return later
+        fallback = fallback or name
+    return fallback
 
 
 def read_affinity(tenant: str, session: bytes | None, prefix: bytes | None) -> Affinity | None:
