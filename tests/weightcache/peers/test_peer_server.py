@@ -112,7 +112,7 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
     """Concurrent answers are bounded in number and bytes. A larger one runs alone. Chunks in answers are pinned."""
 
     async with open_full_cache(tmp_path) as cache:
-        one_at_a_time = exports_of(cache, max_out=1)
+        one_at_a_time = exports_of(cache, max_sends=1)
         async with one_at_a_time.open_chunk(TENANT, SMALL.digest) as chunk:
             assert is_digest_of(chunk, SMALL.digest)
             assert cache.arena.evict(None, None) > 0, "the chunk is not pinned"
@@ -120,7 +120,7 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
                 async with one_at_a_time.open_chunk(TENANT, LARGE.digest):
                     pass
             assert isinstance(refused.value.failure, Overloaded)
-        few_bytes = exports_of(cache, max_out_bytes=SMALL.length)
+        few_bytes = exports_of(cache, max_sending_bytes=SMALL.length)
         async with few_bytes.open_chunk(TENANT, LARGE.digest), asyncio.timeout(30):
             with pytest.raises(Refused):
                 async with few_bytes.open_chunk(TENANT, SMALL.digest):
