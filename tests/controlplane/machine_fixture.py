@@ -109,9 +109,9 @@ class LocalMachine:
 
     def apply(self, key: VersionKey, replicas: int) -> int:
         """Request replicas as the autoscaler does. Return the time of the request in monotonic microseconds."""
-        asked_us = self.fleet.clock.monotonic_us()
-        self.actuator.apply(key, replicas, asked_us)
-        return asked_us
+        requested_us = self.fleet.clock.monotonic_us()
+        self.actuator.apply(key, replicas, requested_us)
+        return requested_us
 
     async def wait_until_parked(self, count: int = 1) -> None:
         """Wait until `count` standbys are parked."""

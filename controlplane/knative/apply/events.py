@@ -52,7 +52,7 @@ class EventRecorder:
                     await self._update_count(event)
                     event.written_us = now_us
         except ClusterError as error:
-            _LOG.warning("an event is not told: %s", error)
+            _LOG.warning("an event was not written: %s", error)
             if event is None or isinstance(error.api_failure, Missing):
                 return
         self._recorded[key] = event

@@ -104,22 +104,22 @@ class PodWaits:
     def __repr__(self) -> str:
         return f"<PodWaits pods={len(self._pods)} pending={sum(row.replicas for row in self.pending())}>"
 
-    def update_pod(self, object_name: NamespacedName, found: ObservedPod | None) -> NamespacedName | None:
+    def update_pod(self, object_name: NamespacedName, pod: ObservedPod | None) -> NamespacedName | None:
         """Store a pod's state; None if it is gone. Return its Service if the pod began or ended a wait for a node."""
         before = self._pods.pop(object_name, None)
         if before is not None:
             self._forget(object_name, before)
-            if found is not None and before.ready_s is not None:
+            if pod is not None and before.ready_s is not None:
                 # Its start is over, even if it is not ready now.
-                found = replace(found, ready_s=before.ready_s, has_become_unready=found.ready_s is None)
-        if found is not None:
-            self._pods[object_name] = found
-            self._pods_by_service.setdefault((object_name[0], found.service), {})[object_name] = None
-            self._learn(object_name, before, found)
-        was_waiting, is_waiting = (each is not None and _is_waiting(each) for each in (before, found))
+                pod = replace(pod, ready_s=before.ready_s, has_become_unready=pod.ready_s is None)
+        if pod is not None:
+            self._pods[object_name] = pod
+            self._pods_by_service.setdefault((object_name[0], pod.service), {})[object_name] = None
+            self._learn(object_name, before, pod)
+        was_waiting, is_waiting = (each is not None and _is_waiting(each) for each in (before, pod))
         if was_waiting == is_waiting:
             return None
-        observed = found or before
+        observed = pod or before
         assert observed is not None
         return object_name[0], observed.service
 

@@ -60,14 +60,14 @@ class WatchCache:
         """Return why that Revision failed; None if it did not."""
         return self._failed.get(revision)
 
-    def update_service(self, object_name: NamespacedName, found: Service | None) -> FeedChanges:
+    def update_service(self, object_name: NamespacedName, service: Service | None) -> FeedChanges:
         """Store a version's Knative Service; None if there is none at `object_name` any more."""
         before = self._services.pop(object_name, None)
         if before is not None:
             self._service_of.pop((object_name[0], before.serving), None)
-        if found is not None:
-            self._services[object_name] = found
-            self._service_of[object_name[0], found.serving] = object_name
+        if service is not None:
+            self._services[object_name] = service
+            self._service_of[object_name[0], service.serving] = object_name
         return self._update(object_name)
 
     def update_revision(self, object_name: NamespacedName, failed: RevisionFailure | None) -> FeedChanges:
@@ -79,7 +79,7 @@ class WatchCache:
         service = self._service_of.get(object_name)
         return FeedChanges() if service is None else self._update(service)
 
-    def update_slice(self, object_name: NamespacedName, found: SlicePods | None) -> FeedChanges:
+    def update_slice(self, object_name: NamespacedName, slice_pods: SlicePods | None) -> FeedChanges:
         """Store the pods of an EndpointSlice; None if it is gone."""
         before = self._slices.pop(object_name, None)
         if before is not None:
@@ -87,10 +87,10 @@ class WatchCache:
             del self._slices_of[owner][object_name]
             if not self._slices_of[owner]:
                 del self._slices_of[owner]
-        if found is not None:
-            self._slices[object_name] = found
-            self._slices_of.setdefault((object_name[0], found.service), {})[object_name] = None
-        owners = {(object_name[0], each.service) for each in (before, found) if each is not None}
+        if slice_pods is not None:
+            self._slices[object_name] = slice_pods
+            self._slices_of.setdefault((object_name[0], slice_pods.service), {})[object_name] = None
+        owners = {(object_name[0], each.service) for each in (before, slice_pods) if each is not None}
         return _merge(self._update(owner) for owner in sorted(owners))
 
     def service_names(self) -> tuple[NamespacedName, ...]:
@@ -102,7 +102,7 @@ class WatchCache:
         assert {object_name for ids in self._slices_of.values() for object_name in ids} == set(self._slices)
         assert all(self._slices_of.values())
         for object_name, published in self._published.items():
-            assert object_name in self._services, "a Service that is gone is still told of"
+            assert object_name in self._services, "a Service that is gone is still published"
             assert published.revision is not None or published.replicas or published.failed, "an empty row stays"
 
     def _update(self, object_name: NamespacedName) -> FeedChanges:

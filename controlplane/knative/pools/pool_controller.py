@@ -160,12 +160,12 @@ class PoolController:
             self._revisions.pop(object_name, None)
         return True
 
-    def on_slice(self, object_name: NamespacedName, found: SlicePods | None) -> None:
+    def on_slice(self, object_name: NamespacedName, slice_pods: SlicePods | None) -> None:
         """Process an EndpointSlice; None if it is gone. Slices of other Services are ignored."""
         before = self._slices.pop(object_name, None)
-        owner = (object_name[0], found.service) if found is not None else None
-        if found is not None and owner in self._specs:
-            self._slices[object_name] = owner, found
+        owner = (object_name[0], slice_pods.service) if slice_pods is not None else None
+        if slice_pods is not None and owner in self._specs:
+            self._slices[object_name] = owner, slice_pods
         if not self._knows_slices:
             return  # a slice that was not seen yet may have more pods
         for slice_owner in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:

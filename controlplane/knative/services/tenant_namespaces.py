@@ -105,29 +105,29 @@ class TenantNamespaces:
         return space is None or (probe is not None and probe.uid == space.uid)
 
     def _find_missing(self, namespace: str, tenant: str) -> tuple[str, ...]:
-        space = self._namespaces.get(namespace)
+        known = self._namespaces.get(namespace)
         probe = self._probes.get(namespace) if self._has_current_probe(namespace) else None
         policies = self._policies.get(namespace, _Policies())
-        seen = ObservedNamespace(
-            labels=None if space is None else space.labels,
+        observed = ObservedNamespace(
+            labels=None if known is None else known.labels,
             denies_all=bool(policies.denying),
             opens_replicas=bool(policies.opening),
             may_write=probe is None or probe.may_write,
             absent=() if probe is None else probe.absent,
         )
-        return policy.find_missing(tenant, self._requirements, seen)
+        return policy.find_missing(tenant, self._requirements, observed)
 
     async def run(self) -> None:
         """Watch until cancelled. A later run starts from scratch."""
         self._begin()
-        spaces, policies = asyncio.Event(), asyncio.Event()
+        namespaces_listed, policies_listed = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._api, "v1", "Namespace", "", self._update_namespace, spaces))
+            tasks.create_task(follow(self._api, "v1", "Namespace", "", self._update_namespace, namespaces_listed))
             tasks.create_task(
-                follow(self._api, "networking.k8s.io/v1", "NetworkPolicy", "", self._update_policy, policies)
+                follow(self._api, "networking.k8s.io/v1", "NetworkPolicy", "", self._update_policy, policies_listed)
             )
-            for seen in (spaces, policies):
-                await seen.wait()
+            for listed in (namespaces_listed, policies_listed):
+                await listed.wait()
             self.synced.set()
             self._notify()
             tasks.create_task(self._probe_forever())

@@ -98,22 +98,22 @@ class VersionStatusPublisher:
             self._watch_cache.update_revision(object_name, None if obj is None else parse_revision_failure(obj))
         )
 
-    def on_slice(self, object_name: NamespacedName, found: SlicePods | None) -> None:
+    def on_slice(self, object_name: NamespacedName, slice_pods: SlicePods | None) -> None:
         """Process the pods of an EndpointSlice."""
-        self._publish(self._watch_cache.update_slice(object_name, found))
+        self._publish(self._watch_cache.update_slice(object_name, slice_pods))
 
     def fail_version(self, key: VersionKey, failure: Failure) -> None:
         """Fail the requests that wait for a version which can't have its Service."""
         log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
         self._feed.publish(Feed(failures=(self._failure(key, failure),)))
 
-    def _if_ours(self, object_name: NamespacedName, found: Service | None) -> Service | None:
+    def _if_ours(self, object_name: NamespacedName, service: Service | None) -> Service | None:
         """Return the Service if it is at the place where Kelvin writes it, else None. Otherwise anyone who may create a
         Service in some namespace could receive another tenant's requests.
         """
         with suppress(Refused):
-            if found is not None and object_name == namespaced_service_name(found.key, self._cluster):
-                return found
+            if service is not None and object_name == namespaced_service_name(service.key, self._cluster):
+                return service
         return None
 
     def _publish(self, changes: FeedChanges) -> None:

@@ -104,7 +104,7 @@ def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
         return {(state.device, taker, result): count for (taker, result), count in state.counts.items()}
 
     def memory() -> dict[Labels, float]:
-        return {**_of("zygote", pool.footprints.zygote), **_of("standbys", pool.footprints.standbys)}
+        return _memory_series("zygote", pool.footprints.zygote) | _memory_series("standbys", pool.footprints.standbys)
 
     page.callback(
         "kelvin_standbys", "Processes without a version, and how many there should be.", MetricKind.GAUGE,
@@ -128,8 +128,8 @@ def register_pool_metrics(page: MetricsPage, pool: StandbyPool) -> None:
     page.gauge("kelvin_standby_budget_bytes", "Memory limit of all standbys.", lambda: float(pool.sizing.budget_bytes))
 
 
-def _of(name: str, seen: Footprint) -> dict[Labels, float]:
-    return {(name, "pss"): seen.pss_bytes, (name, "private"): seen.private_bytes}
+def _memory_series(name: str, footprint: Footprint) -> dict[Labels, float]:
+    return {(name, "pss"): footprint.pss_bytes, (name, "private"): footprint.private_bytes}
 
 
 def _by_state(table: ReplicaTable) -> dict[Labels, float]:

@@ -38,16 +38,16 @@ def go_floor(value: float) -> float:
         return value
 
 
-def go_max(one: float, other: float) -> float:
+def go_max(left: float, right: float) -> float:
     """Return the larger one; NaN if either is NaN, unless the other is infinity, which is larger than anything."""
-    if one != one or other != other:  # NaN; inlined, because this runs for each decision and `isnan` is slower
-        return inf if inf in (one, other) else nan
-    return one if one > other else other
+    if left != left or right != right:  # NaN; inlined, because this runs for each decision and `isnan` is slower
+        return inf if inf in (left, right) else nan
+    return left if left > right else right
 
 
-def go_min(one: float, other: float) -> float:
+def go_min(left: float, right: float) -> float:
     """Return the smaller one; NaN if either is NaN, unless the other is negative infinity."""
-    return -go_max(-one, -other)
+    return -go_max(-left, -right)
 
 
 def int32(value: float) -> int:

@@ -446,24 +446,24 @@ class _Stores:
     """Model and tenant stores in one, which never wait and count their calls."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
 
     def find_facts(self, tenant: str, name: str) -> None:
-        self.asked["models"] += 1
+        self.calls["models"] += 1
 
     def list_versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
-        self.asked["lists of versions"] += 1
+        self.calls["lists of versions"] += 1
         return (VersionKey(tenant, name, A),)
 
     def version_status(self, key: VersionKey) -> dict[str, object]:
-        self.asked["versions"] += 1
+        self.calls["versions"] += 1
         return {"state": "ready", "prod": True, "readyReplicas": 0}
 
     async def list_facts(self) -> dict[str, TenantFacts]:
         return {}
 
     async def apply_spec(self, actor: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
-        self.asked["tenants"] += 1
+        self.calls["tenants"] += 1
 
 
 async def test_pass_over_many_objects_lets_other_work_run() -> None:
@@ -479,10 +479,10 @@ async def test_pass_over_many_objects_lets_other_work_run() -> None:
     running, most, before = asyncio.create_task(declarations.run()), Counter[str](), Counter[str]()
     try:
         async with asyncio.timeout(LIMIT_S):
-            while not running.done() and stores.asked["versions"] < many:
+            while not running.done() and stores.calls["versions"] < many:
                 await asyncio.sleep(0)
-                most |= stores.asked - before
-                before = stores.asked.copy()
+                most |= stores.calls - before
+                before = stores.calls.copy()
     finally:
         running.cancel()
         await asyncio.wait([running])

@@ -163,8 +163,8 @@ async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
         assert problem is not None
         (row,) = it.feed.snapshot().start_problems
         assert row.problem == problem, "the feed has the same problem"
-        said, _, remedy = problem.message.partition(" lacks ")[2].partition("; an operator has to ")
-        return problem.reason, said, remedy
+        missing, _, remedy = problem.message.partition(" lacks ")[2].partition("; an operator has to ")
+        return problem.reason, missing, remedy
 
     async with running_controller(tmp_path, FakeKnativeCluster("another"), spec=CONTROLLED) as it:
         await it.register("a")
@@ -177,9 +177,9 @@ async def test_incomplete_namespace_starts_nothing(tmp_path: Path) -> None:
         it.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
         it.cluster.refuse[Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")] = deque([Denied("forbidden")])
         await it.let_pass()
-        reason, said, remedy = lacks(it)
+        reason, missing, remedy = lacks(it)
         assert (reason, remedy) == ("refused_object", "apply what `kelvin cluster tenant default` prints")
-        assert said.split(", ") == [
+        assert missing.split(", ") == [
             "the label kelvin.dev/tenant=default",
             "the label pod-security.kubernetes.io/enforce=restricted",
             "a NetworkPolicy that denies all traffic",

@@ -24,8 +24,8 @@ def full_machine_is_a_failed_restore(undoing: Undoing) -> None:
     """
     repaired = LocalActuator._begin
 
-    def begin(self: LocalActuator, key: VersionKey, asked_us: int) -> bool:
-        if not repaired(self, key, asked_us):
+    def begin(self: LocalActuator, key: VersionKey, requested_us: int) -> bool:
+        if not repaired(self, key, requested_us):
             self.fail_start(key, Overloaded("this machine", self.slots, 1.0))
             return False
         return True

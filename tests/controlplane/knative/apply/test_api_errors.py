@@ -90,9 +90,9 @@ def test_watch_error_event_is_classified(event: Any, want: ApiFailure) -> None:
 
 def test_messages_are_one_short_line() -> None:
     """They are shown in statuses."""
-    said = failure_from_response(422, status("a\nb " * 1000)).message
-    assert len(said) == MAX_MESSAGE_CHARS
-    assert "\n" not in said
+    message = failure_from_response(422, status("a\nb " * 1000)).message
+    assert len(message) == MAX_MESSAGE_CHARS
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -135,13 +135,13 @@ async def test_start_takes_the_first_free_pod_or_fails(tmp_path: Path) -> None:
         await it.register(model="n")
         await it.read_feed()
         waited_s = 0
-        while not (told := await failures(it)):
+        while not (reported := await failures(it)):
             assert waited_s <= POD_WAIT_S + 60
             await it.report_load(model="n")
             await it.let_pass(30)
             waited_s += 30
         assert waited_s >= NODE_S, "Knative may still bring a pod"
-        assert {each.code for each in told} == {"start_failed"}
+        assert {each.code for each in reported} == {"start_failed"}
 
 
 async def failures(it: ControllerScenario) -> list[RestoreFailure]:
@@ -149,14 +149,14 @@ async def failures(it: ControllerScenario) -> list[RestoreFailure]:
 
 
 @pytest.mark.parametrize(
-    ("failure", "binds", "told"),
+    ("failure", "binds", "reported"),
     [
         pytest.param(NotFound("version", "x"), 1, ["not_found"], id="the pod gives a reason: the start fails"),
         pytest.param(Unavailable("the pod"), 3, ["unavailable"], id="three pods are lost: the start fails"),
     ],
 )
 async def test_failed_bind_is_retried_on_other_pods(
-    tmp_path: Path, failure: NotFound | Unavailable, binds: int, told: list[str]
+    tmp_path: Path, failure: NotFound | Unavailable, binds: int, reported: list[str]
 ) -> None:
     """A pod that gives a reason fails the start. A lost pod is retried on other pods, three times in all."""
     async with running_pools(tmp_path) as it:
@@ -169,7 +169,7 @@ async def test_failed_bind_is_retried_on_other_pods(
         await it.report_load()
         assert len([what for what, _ in it.pods.calls if what == "bind"]) == binds
         lines = await it.read_feed()
-        assert [each.code for line in lines for each in line.failures] == told
+        assert [each.code for line in lines for each in line.failures] == reported
         explained = [bool(line.start_problems) for line in lines if line.start_problems or line.failures]
         assert explained == [True, False], "a request that fails takes the problem into its timeline at that moment"
 
@@ -419,8 +419,8 @@ async def test_refused_deletion_cost_is_retried_and_rarely_logged(
         await it.park_pods("small", "s1")
         await it.let_pass(100)
         assert it.cluster.cost("s1") == "0"
-        told = [record for record in caplog.records if "deletion cost" in record.message]
-        assert [record.failures for record in told] == [1, 2, 4, 8, 16, 32]  # type: ignore[attr-defined]
+        reported = [record for record in caplog.records if "deletion cost" in record.message]
+        assert [record.failures for record in reported] == [1, 2, 4, 8, 16, 32]  # type: ignore[attr-defined]
 
 
 async def test_terminating_pod_takes_no_version_again(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
     """
     async with local(run) as it:
         await it.wait_until_parked()
-        asked_us = it.apply(key(), 1)
+        requested_us = it.apply(key(), 1)
         await it.wait_until_ready(key())
         (row,) = it.feed.snapshot().replicas
         assert (row.model, row.version, row.max_streams, row.draining) == ("m", key().version, 4, False)
@@ -42,7 +42,7 @@ async def test_a_parked_standby_is_promoted(run: RunDirectory) -> None:
         times = [span.after_us for span in row.restore]
         assert times == sorted(times)
         ((_, bound_us),) = run.calls("bind:m")
-        assert 0 <= times[0] <= times[1] <= bound_us - asked_us
+        assert 0 <= times[0] <= times[1] <= bound_us - requested_us
         await it.wait_until_parked()
         assert len(it.listener.became_ready) == 1
 
@@ -171,7 +171,7 @@ async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None
     request.
     """
     async with local(run) as it:
-        asked_us = it.apply(key("held"), 1)
+        requested_us = it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
         (victim,) = it.table.replicas_of(key("held"))
         os.kill(victim.pid, signal.SIGKILL)
@@ -181,8 +181,8 @@ async def test_killed_restore_only_delays_the_request(run: RunDirectory) -> None
         assert it.listener.failures == []
         (row,) = it.feed.snapshot().replicas
         second_bind_us = run.calls("bind:held")[1][1]
-        assert row.restore[1].after_us <= second_bind_us - asked_us
-        assert row.restore[1].after_us > run.calls("bind:held")[0][1] - asked_us
+        assert row.restore[1].after_us <= second_bind_us - requested_us
+        assert row.restore[1].after_us > run.calls("bind:held")[0][1] - requested_us
 
 
 async def test_a_replica_that_dies_leaves_the_feed_at_once(run: RunDirectory) -> None:

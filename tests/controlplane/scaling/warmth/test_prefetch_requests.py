@@ -71,10 +71,10 @@ async def test_version_waiting_for_slot_is_prefetched() -> None:
     placing: list[VersionKey] = []
     async with running_autoscaler(slots=1) as w:
         w.scaler.on_start_waiting = placing.append
-        idle, asked = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "asked"))
+        idle, requested = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "requested"))
         await wake_version(w, idle)
         await w.pass_seconds(5)
         assert placing == []
-        w.report(asked)
-        w.report(asked)
-        assert placing == [asked]
+        w.report(requested)
+        w.report(requested)
+        assert placing == [requested]

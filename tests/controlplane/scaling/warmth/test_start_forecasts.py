@@ -91,13 +91,13 @@ async def test_start_is_forecast_and_its_error_recorded() -> None:
             await reader.next_line()
             await scene.begin()
             (row,) = msgspec.json.decode(await reader.next_line(), type=Feed).forecasts
-        said = scene.forecasts.history.estimate(KEY, 4096, 0.5, parked=True)
-        assert (row.version, row.ready_in_ms) == (KEY.version, round(said.ready_s * 1000))
+        estimate = scene.forecasts.history.estimate(KEY, 4096, 0.5, parked=True)
+        assert (row.version, row.ready_in_ms) == (KEY.version, round(estimate.ready_s * 1000))
         assert (row.bytes_to_bring, row.tier) == (4096, "nvme")
         scene.end(ready_s=0.8)
         (miss,) = scene.forecasts.history.forecast_errors(KEY)
         assert miss.tier == "nvme"
-        assert miss.predicted_s == pytest.approx(said.ready_s)
+        assert miss.predicted_s == pytest.approx(estimate.ready_s)
         assert miss.actual_s == pytest.approx(0.8)
         assert sum(scene.counts()) == 1
         better = scene.forecasts.estimate(KEY, place(), parked=True)
@@ -247,9 +247,9 @@ async def test_start_time_is_published_at_zero() -> None:
             await reader.next_line()
             (row,) = await _scale_to_zero(scene)
             assert msgspec.json.decode(await reader.next_line(), type=Feed).starts == (row,)
-        said = scene.forecasts.estimate(KEY, place(), parked=True)
+        estimate = scene.forecasts.estimate(KEY, place(), parked=True)
         assert row == StartRow(
-            tenant=KEY.tenant, model=KEY.model, version=KEY.version, start_ms=round(said.ready_s * 1000)
+            tenant=KEY.tenant, model=KEY.model, version=KEY.version, start_ms=round(estimate.ready_s * 1000)
         )
         scene.feed.publish(Feed(removed_versions=((KEY.tenant, KEY.model, KEY.version),)))
         assert scene.feed.snapshot().starts == ()
@@ -291,10 +291,10 @@ async def test_ready_replica_removes_its_forecast() -> None:
 )
 async def test_late_cache_answer_is_not_published(served: bool) -> None:
     """The version was at zero when the cache was asked, but is no more."""
-    asked = asyncio.Event()
+    may_answer = asyncio.Event()
 
     async def slow() -> TierPlacement:
-        await asked.wait()
+        await may_answer.wait()
         return place()
 
     async with forecast_scenario(slow) as scene:
@@ -304,7 +304,7 @@ async def test_late_cache_answer_is_not_published(served: bool) -> None:
         await scene.begin()
         if served:
             scene.end(ready_s=0.8)
-        asked.set()
+        may_answer.set()
         await settle()
         assert scene.feed.snapshot().starts == ()
 
