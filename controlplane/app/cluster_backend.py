@@ -14,7 +14,6 @@ from controlplane.app.role_label import RoleLabel
 from controlplane.clock import Clock
 from controlplane.knative.apply.cluster import ClusterApi, ClusterError
 from controlplane.knative.cluster_settings import SCALING, ClusterSettings
-from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.custom_resource_controller import CustomResourceController
 from controlplane.knative.custom_resource_stores import ModelResourceStore, TenantResourceStore
 from controlplane.knative.knative_controller import KnativeController
@@ -22,6 +21,7 @@ from controlplane.knative.policy.knative_service import namespace_of
 from controlplane.knative.policy.pool_service import device_class_of
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_controller import PoolController
+from controlplane.knative.services.controller_context import ControllerContext
 from controlplane.knative.services.pods import PodTable
 from controlplane.knative.services.service_renderer import ServiceRenderer
 from controlplane.scaling.admin_operations import AdminOperations

@@ -15,13 +15,13 @@ from typing import Final
 from controlplane.knative.apply.applier import Applier
 from controlplane.knative.apply.cluster import Busy, Json, Ref, Unreachable, WriteConflict
 from controlplane.knative.apply.object_cache import UidTracker, follow
-from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.apply_steps import is_foreign
 from controlplane.knative.policy.knative_service import SERVICE_API, namespace_of
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements
 from controlplane.knative.policy.object_labels import OURS_SELECTOR, NamespacedName
 from controlplane.knative.policy.object_status import PRIVATE_SLICES, parse_slice_pods
 from controlplane.knative.pools.pool_controller import PoolController
+from controlplane.knative.services.controller_context import ControllerContext
 from controlplane.knative.services.rollout import Rollout, unchanged_service
 from controlplane.knative.services.service_renderer import (
     ServiceRenderer,

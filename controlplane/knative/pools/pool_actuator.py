@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.knative_service import NODE_S
 from controlplane.knative.policy.pod_placement import choose_pod
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_pods import PodState, PoolPod, PoolPods
+from controlplane.knative.services.controller_context import ControllerContext
 from controlplane.registry.feed_hub import DRAIN_DELIVERY_LIMIT_S
 from controlplane.registry.policy.domain import VersionKey
 from controlplane.scaling.policy.breakeven import Level

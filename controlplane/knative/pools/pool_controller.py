@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from controlplane.knative.apply.cluster import ClusterError, Json
-from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.knative_service import ClusterSpec
 from controlplane.knative.policy.object_labels import NamespacedName
 from controlplane.knative.policy.object_status import SlicePods
@@ -32,6 +31,7 @@ from controlplane.knative.policy.pool_service import (
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_actuator import PoolActuator
 from controlplane.knative.pools.pool_pods import PodState, PoolPod, PoolPods
+from controlplane.knative.services.controller_context import ControllerContext
 from controlplane.registry.policy.domain import Model, Version, VersionKey
 from controlplane.scaling.kpa.autoscaler import Autoscaler, VersionLookup
 from controlplane.scaling.policy.scale_settings import ScaleSettings

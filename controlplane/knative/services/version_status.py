@@ -8,7 +8,6 @@ from contextlib import suppress
 from math import inf
 
 from controlplane.knative.apply.cluster import Json
-from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.policy.knative_service import ClusterSpec
 from controlplane.knative.policy.object_labels import NamespacedName
 from controlplane.knative.policy.object_status import (
@@ -22,6 +21,7 @@ from controlplane.knative.policy.object_status import (
 )
 from controlplane.knative.policy.pending_replicas import PodProblem
 from controlplane.knative.policy.watch_cache import FeedChanges, WatchCache
+from controlplane.knative.services.controller_context import ControllerContext
 from controlplane.knative.services.node_forecasts import NodeForecasts
 from controlplane.knative.services.service_renderer import namespaced_service_name
 from controlplane.registry.policy.domain import VersionKey

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.knative.apply.cluster import Json, Ref
-from controlplane.knative.controller_context import ControllerContext
 from controlplane.knative.knative_controller import KnativeController
 from controlplane.knative.policy.knative_service import SERVICE_API, ClusterSpec, ControlEndpoints, service_name
 from controlplane.knative.policy.namespace_requirements import NamespaceRequirements, render_namespace
@@ -20,6 +19,7 @@ from controlplane.knative.policy.pool_service import DELETION_COST
 from controlplane.knative.pools.pod_client import PodClient
 from controlplane.knative.pools.pool_controller import PoolController, PoolSettings
 from controlplane.knative.pools.pool_pods import PodState
+from controlplane.knative.services.controller_context import ControllerContext
 from controlplane.knative.services.pods import PodTable
 from controlplane.knative.services.service_renderer import ServiceRenderer
 from controlplane.registry.feed_hub import FeedHub
