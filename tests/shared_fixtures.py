@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[1]
 # Session fixtures that run processes, as they appear in the parameters of tests and fixtures.
 _ASKED: Final = re.compile(
     r"^(?:@pytest\.fixture[^\n]*\n)?def \w+\([^)]*?"
-    r"\b((?:kelvin|watched|house): Installation|sealed: tuple\[Installation, Version\]|buckets: Buckets)",
+    r"\b((?:kelvin|watched|installation): Installation|sealed: tuple\[Installation, Version\]|buckets: Buckets)",
     re.MULTILINE,
 )
 _TEST: Final = re.compile(r"^(?:@pytest\.fixture[^\n]*\n)def |^def test_", re.MULTILINE)

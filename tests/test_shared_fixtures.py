@@ -13,7 +13,7 @@ from tests.shared_fixtures import ROOT, SharedFixtures, is_deep, shared_fixture_
     ("text", "want"),
     [
         pytest.param("def test_a(kelvin: Installation) -> None:", "kelvin: Installation", id="a test's parameter"),
-        pytest.param("def test_a(tmp_path: Path, house: Installation)", "house: Installation", id="a later parameter"),
+        pytest.param("def test_a(tmp_path: Path, installation: Installation)", "installation: Installation", id="a later parameter"),
         pytest.param("def test_a(\n    buckets: Buckets, bucket: str\n)", "buckets: Buckets", id="several lines"),
         pytest.param('@pytest.fixture()\ndef two(kelvin: Installation)', "kelvin: Installation", id="by a fixture"),
         pytest.param("def _ask(kelvin: Installation) -> None:", None, id="a helper's parameter does not count"),
@@ -46,7 +46,7 @@ def test_deep_files_are_found_by_text(tmp_path: Path, text: str, want: bool) -> 
 def test_several_files_share_each_installation() -> None:
     """The suite itself has more than one file for each installation fixture."""
     found = [shared_fixture_of(path) for path in (ROOT / "tests").rglob("test_*.py")]
-    for name in ("kelvin: Installation", "watched: Installation", "house: Installation"):
+    for name in ("kelvin: Installation", "watched: Installation", "installation: Installation"):
         assert found.count(name) > 1, name
 
 

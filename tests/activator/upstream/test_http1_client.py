@@ -124,7 +124,7 @@ async def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[by
 
 
 @pytest.mark.parametrize(
-    ("script", "keep_s"),
+    ("script", "keep_alive_s"),
     [
         pytest.param(script_of(OK + b"content-length: 1\r\n\r\nab"), 30.0, id="it sent more than its length"),
         pytest.param(
