@@ -13,7 +13,7 @@ from tests.shared_fixtures import ROOT, SharedFixtures, is_deep, shared_fixture_
     ("text", "want"),
     [
         pytest.param("def test_a(kelvin: Installation) -> None:", "kelvin: Installation", id="a test's parameter"),
-        pytest.param("def test_a(tmp_path: Path, installation: Installation)", "installation: Installation", id="a later parameter"),
+        pytest.param("def test_a(a: int, installation: Installation)", "installation: Installation", id="a later one"),
         pytest.param("def test_a(\n    buckets: Buckets, bucket: str\n)", "buckets: Buckets", id="several lines"),
         pytest.param('@pytest.fixture()\ndef two(kelvin: Installation)', "kelvin: Installation", id="by a fixture"),
         pytest.param("def _ask(kelvin: Installation) -> None:", None, id="a helper's parameter does not count"),

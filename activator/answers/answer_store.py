@@ -72,7 +72,7 @@ class AnswerStore(Protocol):
         ...
 
     async def maintain(self) -> None:
-        """Drop expired answers and renew claims. Call it every TEND_S."""
+        """Drop expired answers and renew claims. Call it every MAINTAIN_S."""
         ...
 
 

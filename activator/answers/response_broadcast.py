@@ -140,7 +140,7 @@ class ResponseBroadcast:
             self._byte_budget.used_bytes += len(data)
 
     def piece(self, begin: int) -> bytes:
-        """Return the next bytes after `begin`, at most PIECE."""
+        """Return the next bytes after `begin`, at most PIECE_BYTES."""
         start = begin - self._trimmed_bytes
         return bytes(self._bytes[start : start + PIECE_BYTES])
 

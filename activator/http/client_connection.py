@@ -34,7 +34,7 @@ class ClientConnection(asyncio.Protocol):
         self._listener_state = listener_state
         self._limits = listener_state.limits
         self._is_open = False
-        self.is_writing_paused = False  # the socket takes no more data for now
+        self.is_writing_paused = False
         self._delivery_changed = asyncio.Event()  # set when data was sent, or the client left
         self._on_disconnect: Callable[[], None] | None = None
         self._idle_s = listener_state.limits.idle_s
@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_writing_paused = True
 
     def resume_writing(self) -> None:
-        self.is_writing_paused = False  # the socket takes no more data for now
+        self.is_writing_paused = False
         self.on_raw_drained()
 
     def on_raw_drained(self) -> None:

@@ -13,8 +13,9 @@ TICK_S: Final = 0.001  # a loop timer's resolution: a timer that is rounded down
 
 
 class DeadlineTimer:
-    """Calls back once for each `set`, never early, and at most two ticks late plus the delay of the event loop. With
-    `is_persistent` the loop timer outlives its deadline, until it fires or `close` is called.
+    """Calls back once for each `set` that is neither cleared nor replaced, never early, and at most two ticks late plus
+    the delay of the event loop. With `is_persistent` the loop timer outlives its deadline, until it fires or `close` is
+    called.
     """
 
     __slots__ = ("_callback", "_deadline_s", "_fires_at_s", "_is_persistent", "_timer")
@@ -29,13 +30,13 @@ class DeadlineTimer:
         return f"<DeadlineTimer set={self._callback is not None} timed={self._timer is not None}>"
 
     def set(self, deadline_s: float, callback: Callable[[], None]) -> None:
-        """Call `call` at `at_s` (monotonic seconds), unless it is cleared or replaced before."""
+        """Call `callback` at `deadline_s` (monotonic seconds), unless it is cleared or replaced before."""
         self._deadline_s, self._callback = deadline_s, callback
         if self._timer is None or deadline_s < self._fires_at_s:
             self._schedule()
 
     def extend_to(self, deadline_s: float) -> None:
-        """Move the deadline to `at_s` at the earliest."""
+        """Move the deadline to `deadline_s` at the earliest."""
         self._deadline_s = max(self._deadline_s, deadline_s)
 
     def clear(self, callback: Callable[[], None]) -> None:

@@ -214,8 +214,8 @@ class Exchange:
         self._send = send_tapped
 
     async def read_body(self, limit_bytes: int, within_s: float, unread_bodies: SharedCapacity, tenant: str) -> bytes:
-        """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
-        Raises Refused(BodyTooLarge | DeadlineExceeded | Overloaded), ClientGone.
+        """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread_bodies`
+        meanwhile. Raises Refused(BodyTooLarge | DeadlineExceeded | Overloaded), ClientGone.
         """
         body = self.connection.try_read_body() if self._has_more else b""
         if body is None:

@@ -114,7 +114,9 @@ class RateLimits:
 
 
 def _rate_headers(kind: str, rate_status: RateStatus) -> Headers:
-    """Return OpenAI's headers of this kind, such as x-ratelimit-remaining-tokens."""
+    """Return OpenAI's headers of this kind: x-ratelimit-limit-requests, x-ratelimit-remaining-requests,
+    x-ratelimit-reset-requests, and the same for tokens.
+    """
     facts = (
         ("limit", rate_status.limit),
         ("remaining", rate_status.remaining),

@@ -82,7 +82,7 @@ class VersionBreakers:
             del self._failing[version]
 
     def check(self, key: VersionKey, now_s: float, reason: str = "") -> None:
-        """Raise Refused(BreakerOpen), with the reason `why`, if a request for the version must not wait for a start."""
+        """Raise Refused(BreakerOpen), with `reason`, if a request for the version must not wait for a start."""
         known = self._failing.get((key.tenant, key.version))
         if known is not None and not known[0].allows_request(now_s):
             breaker, code, retryable = known
@@ -104,7 +104,7 @@ class VersionBreakers:
 
 class ReplicaBreakers:
     """Breakers of all replicas. `Replica.breaker` holds the breaker from the first failure until an answer begins.
-    `reopened` is called when the replica may get a request again.
+    `on_reopened` is called when the replica may get a request again.
     """
 
     def __init__(self, longest_s: float, clock: Callable[[], float], on_reopened: Callable[[Replica], None]) -> None:
@@ -134,7 +134,7 @@ class ReplicaBreakers:
             self._on_reopened(replica)
 
     def _schedule_reopening(self, replica: Replica) -> None:
-        """Call `reopened` when the breaker becomes half-open."""
+        """Call `on_reopened` when the breaker becomes half-open."""
         breaker, now = replica.breaker, self._clock()
         if replica.gone or breaker is None:
             return

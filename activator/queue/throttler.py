@@ -271,7 +271,7 @@ class Throttler:
         self.slot_allocator.review(replica, replica.running - 1, now)
 
     def report_response_completed(self, replica: Replica) -> None:
-        """Record that the replica answered, and clear the version's breaker. A faulty version fails before its first
+        """Clear the version's breaker after a whole answer. A faulty version fails before its first
         token, so this one works.
         """
         if self.version_breakers:
@@ -280,7 +280,7 @@ class Throttler:
     async def acquire(
         self, key: VersionKey, queued_request: QueuedRequest, deadline: Deadline, retry_by_s: float | None = None
     ) -> Replica:
-        """Wait for a slot and return its replica. Raises as entering `slot`. Give it back by `slots.release`."""
+        """Wait for a slot and return its replica. Raises as entering `slot`. Release: `slot_allocator.release`."""
         now = self._clock()
         if self.version_breakers and self.is_asleep(key):
             self.version_breakers.check(key, now, self._start_problem_text(key, queued_request))

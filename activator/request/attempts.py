@@ -1,7 +1,7 @@
 """Make attempts at one completion: take a slot, send the request to its replica, and relay the frames to the client.
 
-`retry_policy.py` decides whether and when a failed attempt is repeated, `hedged_request.py` whether a late one gets a
-second replica.
+`attempt_failure.py` decides whether another replica may answer, `retry_policy.py` when and how often,
+`hedged_request.py` whether a late one gets a second replica.
 """
 
 import asyncio

@@ -202,7 +202,7 @@ class ClientResponse:
         self._heartbeat_task = asyncio.create_task(self._send_heartbeats())
 
     async def _send_heartbeats(self) -> None:
-        """Send the head with 200, then a heartbeat every BEAT_S, until cancelled."""
+        """Send the head with 200, then a heartbeat every HEARTBEAT_S, until cancelled."""
         try:
             await self._exchange.start(200, self._head(_SSE))
             while True:

@@ -1,4 +1,4 @@
-"""Decide whether a request that failed before its client received a byte is retried, and after which pause.
+"""Decide when and how often a request that failed before its client received a byte is retried.
 
 Each tenant and version has a retry budget, a bucket. Each request adds a tenth of a retry, and each second adds one.
 Unused retries decay, so a bucket holds what `memory_s` brought. So retries never double the load of an outage, and a
@@ -131,7 +131,9 @@ class RetryBudgets(Generic[K]):
         assert len(self._buckets) <= self._limits.max_budgets
 
     def _decayed_bucket(self, key: K, now_s: float) -> _Bucket:
-        """Return the bucket as of now. Between events it decays towards the level that `per_s` alone would keep."""
+        """Return the bucket as of now. Between events it decays towards the level that `retries_per_s` alone would
+        keep.
+        """
         limits = self._limits
         quiet = limits.retries_per_s * limits.memory_s
         bucket = self._buckets.get(key)

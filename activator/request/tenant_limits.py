@@ -39,7 +39,7 @@ class TenantLimiter:
         """Reserve what the request may use, replacing its earlier reservation. Call `settle` at its end.
 
         If the prompt is longer than estimated, a limit per minute catches up later; a budget can't, so it reserves the
-        longest possible prompt. Raises as `enter`, and Refused(TooLargeForRate | BudgetUnavailable).
+        longest possible prompt. Raises Refused(RateLimited | TooLargeForRate | BudgetSpent | BudgetUnavailable).
         """
         tenant, tenant_limits = inference_request.account.principal.tenant, inference_request.tenant_limits
         if tenant_limits.budget_micros is not None:

@@ -1,7 +1,9 @@
 """Keep the last feed on disk, so that an activator can start while the control plane is away.
 
 The file contains digests of API keys, no keys. It is written atomically with mode 0600, after a change at most every
-`EVERY_S`. Without changes it is written every `AGAIN_S`, because it records when the control plane was last connected.
+`WRITE_INTERVAL_S`. Without changes it is written every `REWRITE_INTERVAL_S`, because it records when the control plane
+was last connected.
+
 A feed older than `max_age_s`, on disk or in memory, is not used. That bounds how long a cut-off activator accepts a
 revoked key. Within one boot, the file's age is measured by the monotonic clock, so a step of the wall clock does not
 change it.

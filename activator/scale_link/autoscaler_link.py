@@ -112,8 +112,8 @@ class AutoscalerLink:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (spreads load, keeps no secret)
 
     async def _follow(self, session: aiohttp.ClientSession, sockets: list[socket.socket]) -> bool:
-        """Connect, and return when the connection ends. Raises if it can't connect. `lines` receives the sockets of the
-        attempts. All but the connected one are closed then.
+        """Connect, and return when the connection ends. Raises if it can't connect. `sockets` receives the sockets of
+        the attempts. All but the connected one are closed then.
         """
         sockets.clear()
         async with asyncio.timeout(TIMEOUT_S):

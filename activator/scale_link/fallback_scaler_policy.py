@@ -28,7 +28,7 @@ class StartRuntime:
 
 @dataclass(frozen=True, slots=True)
 class NoStart:
-    """No runtime may be started now; `why` is for the log."""
+    """No runtime may be started now; `reason` is for the log."""
 
     reason: str
 

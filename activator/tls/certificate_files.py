@@ -124,7 +124,7 @@ class CertificateFiles:
         self._logged_reasons = reasons
 
     async def run(self) -> None:
-        """Check for changes every LOOK_AGAIN_S seconds until cancelled."""
+        """Check for changes every RELOAD_S seconds until cancelled."""
         while True:
             await asyncio.sleep(RELOAD_S)
             await self.reload_if_changed()

@@ -55,7 +55,7 @@ class HeapTrimmer:
         self._checks_left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
 
     async def run(self) -> None:
-        """Check every LOOK_S seconds until cancelled."""
+        """Check every CHECK_S seconds until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
             self.trim_if_grown()

@@ -83,7 +83,7 @@ class ServerCertificates:
     async def run(
         self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, retry_s: float = RETRY_S
     ) -> None:
-        """Make missing and due leaves of `tenants()` when `changed` is set and every LOOK_AGAIN_S, until cancelled. If
+        """Make missing and due leaves of `tenants()` when `changed` is set and every CHECK_S, until cancelled. If
         one can't be made, its names get an existing one, and it is tried again after `retry_s`.
         """
         self._tenants = tenants

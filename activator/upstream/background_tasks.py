@@ -14,7 +14,7 @@ class BackgroundTasks:
         return f"<BackgroundTasks running={len(self._running)}>"
 
     def start(self, coroutine: Coroutine[object, object, None], timeout_s: float) -> "asyncio.Task[None]":
-        """Run `errand` in a task for at most `timeout_s` seconds, and return the task."""
+        """Run `coroutine` in a task for at most `timeout_s` seconds, and return the task."""
         task = asyncio.create_task(_bounded(coroutine, timeout_s))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

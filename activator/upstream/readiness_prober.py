@@ -35,7 +35,7 @@ PROBE_FIELDS: Final = (("k-network-probe", PROBE_TOKEN.decode()), ("user-agent",
 
 
 def pause_s(probing_s: float) -> float:
-    """Return the seconds until the next probe after `asked_s` of probing: a pod is used 2 % or 25 ms late at most."""
+    """Return the seconds until the next probe after `probing_s` of probing: a pod is used 2 % or 25 ms late at most."""
     return min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, probing_s * PAUSE_FRACTION))
 
 

@@ -44,7 +44,7 @@ class FeedEnded(Exception):
 
 
 class Subscription:
-    """One reader's position in the feed. Calls of `take` and `sent` alternate."""
+    """One reader's position in the feed. Calls of `next_line` and `record_sent` alternate."""
 
     def __init__(self, hub: "FeedHub", snapshot: bytes, revision: int, max_lines: int, name: str = "") -> None:
         self._hub = hub

@@ -97,7 +97,9 @@ def check_certificates(data: Path, *, running: bool) -> Iterator[Finding]:
 
 
 def leaf_left_s(data: Path) -> float | None:
-    """Return the seconds until the front door's certificate expires. None: no answer, or another CA signed it."""
+    """Return the seconds until the front door's certificate expires. None if the handshake fails: no answer, another
+    CA, or it has expired.
+    """
     try:
         address = urlsplit((data / "url").read_text().strip())
         context = ssl.create_default_context(cafile=str(data / "ca.pem"))

@@ -104,7 +104,7 @@ def _cost(node: nodes.Node) -> int:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """An environment whose templates must be compiled and rendered within a `budget`."""
+    """An environment whose templates must be compiled and rendered within a `work_budget`."""
 
     code_generator_class = _ChargingCodeGenerator
     intercepted_binops = frozenset({"+", "-", "*", "**", "%"})

@@ -73,7 +73,7 @@ class PlanRecord(Wire, frozen=True):
     kept: KeptFile | None = None
 
     def with_id(self, *more_content: object) -> "PlanRecord":
-        """Return the plan with the id derived from its content and `more`."""
+        """Return the plan with the id derived from its content and `more_content`."""
         content = encode((structs.replace(self, plan_id=""), *more_content))
         return structs.replace(self, plan_id=blake3(content).hexdigest()[:ID_HEX])
 

@@ -127,7 +127,7 @@ class Collector:
         log.info("collected", extra={"tenant": tenant, "objects": len(collection.free), "bytes": nbytes})
 
     async def _list_store(self, tenant: str, running_commits: tuple[RunningCommit, ...]) -> StoreFacts:
-        """List the store. `under_way` was read before named versions, so no commit that ends meanwhile is missed."""
+        """List the store. `running_commits` was read before named versions, so none that ends meanwhile is missed."""
         named = frozenset(await self._jobs.list_named_versions(tenant))
         declared_digests = await asyncio.to_thread(self._staging.declared_digests, tenant)
         attestations = await self._list(tenant, ATTESTATIONS)

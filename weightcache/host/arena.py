@@ -13,8 +13,8 @@ SLAB_TIMEOUT_S = 60.0
 
 
 class Arena:
-    """The index with the memory behind each of its slabs. `on_end` is called with the number of each slab that ends.
-    `on_full` is called when there is no room: it unpins memory that no load needs, and returns whether it did.
+    """The index with the memory behind each of its slabs. `on_slab_end` is called with the number of each slab that
+    ends. `on_full` is called when there is no room: it unpins memory that no load needs, and returns whether it did.
     """
 
     def __init__(self, index: HostIndex, pool: SlabPool) -> None:

@@ -52,7 +52,10 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`VERIFIED` or `DIGEST`. `tag` belongs to bytes that were just hashed and correct. `recognised`: a tag matched."""
+    """`VERIFIED` or `DIGEST`. `tag` belongs to bytes that were just hashed and are correct.
+
+    `is_recognised`: a tag matched.
+    """
 
     outcome: ReadOutcome
     tag: bytes | None = None

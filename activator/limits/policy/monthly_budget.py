@@ -34,7 +34,7 @@ class TenantSpending:
     held_micros: int = 0
     handed_over_micros: int = 0  # total of our records that are now in the ledger's sum
     _unreported: deque[_UnreportedRecords] = field(default_factory=deque)
-    _unreported_sum_micros: int = 0  # sum of `_unseen`, kept because each request needs it
+    _unreported_sum_micros: int = 0  # sum of `_unreported`, kept because each request needs it
     _previous_month_micros: int | None = None  # spent in the month before the row's month; None: unknown
 
     def apply_ledger_row(self, row: SpendingRow) -> None:

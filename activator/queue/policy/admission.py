@@ -42,7 +42,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait until `until_s` (monotonic) at most. If `full` is set, first shed lower requests, or refuse with `full`."""
+    """Wait until `until_s` (monotonic) at most. With `full_failure`, first shed lower requests, or refuse with it."""
 
     until_s: float
     full_failure: Failure | None = None
@@ -64,7 +64,7 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
 
     1. The deadline has passed: shed.
     2. A slot is free, which no waiting request may take: admit.
-    3. A queue is full: hold, if lower requests can be shed.
+    3. A queue is full: hold with the refusal. The caller sheds lower requests, or refuses this one.
     4. Otherwise hold.
     """
     # (1)

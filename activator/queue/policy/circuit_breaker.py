@@ -68,7 +68,7 @@ class CircuitBreaker:
         return max(0.0, self._until_s - now_s) if self.state(now_s) is BreakerState.OPEN else 0.0
 
     def enter(self, request: object, now_s: float) -> None:
-        """Let a request pass, which is the trial if the breaker is half-open. `takes` must be true."""
+        """Let a request pass, which is the trial if the breaker is half-open. `allows_request` must be true."""
         assert self.allows_request(now_s), f"{self!r} takes nobody"
         if self._state is BreakerState.HALF_OPEN:
             self._trial_request = request

@@ -47,7 +47,7 @@ class QueueUsage:
         return None
 
     def is_over(self, limit: QueueLimit) -> bool:
-        """Return whether more waits than `bound` allows."""
+        """Return whether more waits than `limit` allows."""
         return self.entries > limit.entries or self.nbytes > limit.nbytes or self.tokens > limit.tokens
 
     def add(self, queued_request: QueuedRequest) -> None:

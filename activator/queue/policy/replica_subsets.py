@@ -82,7 +82,7 @@ def preferred_replicas(
 
 
 def uses_all(running: int, replicas: int) -> bool:
-    """Return whether an activator with `at_once` concurrent requests uses all replicas: at least one for each."""
+    """Return whether an activator with `running` concurrent requests uses all replicas: at least one for each."""
     return running >= replicas
 
 

@@ -1,6 +1,7 @@
 """Scaling state of one version: its windows, the KPA's state, its activity. Pure but for its own state.
 
-It decides how many replicas there should be. The autoscaler calls it, and the actuator makes the replicas.
+It decides how many replicas there should be, and how warm the last one stays. The autoscaler calls it, and the actuator
+makes the replicas.
 """
 
 from collections.abc import Callable, Sequence
