@@ -73,7 +73,7 @@ class Pauses(Wire, frozen=True):
 
     count: int
     mean_s: float | None
-    gap_histogram: dict[str, int]
+    by_length: dict[str, int]
     by_break_even: float
     throughout: dict[str, float]
     with_foresight: float
@@ -215,7 +215,7 @@ def _pauses(idle_gaps: Sequence[float], level_prices: Sequence[LevelPrice], step
     return Pauses(
         count=len(idle_gaps),
         mean_s=sum(idle_gaps) / len(idle_gaps) if idle_gaps else None,
-        gap_histogram={str(bound): count for bound, count in gap_histogram(idle_gaps).items()},
+        by_length={str(bound): count for bound, count in gap_histogram(idle_gaps).items()},
         by_break_even=sum(pause_cost(level_prices, steps, gap_s) for gap_s in idle_gaps),
         throughout={rung.level: sum(rung.hold * gap_s + rung.wake for gap_s in idle_gaps) for rung in level_prices},
         with_foresight=sum(optimal_pause_cost(level_prices, gap_s) for gap_s in idle_gaps),
