@@ -105,7 +105,7 @@ def tour(installation: Installation, scratch: Path) -> None:
 
     say("The bill")
     for model in ("tinylm", "half-gigabyte"):
-        installation.to_zero(model)
+        installation.scale_to_zero(model)
     with waiting("the last replica's lifetime to be in the ledger"):
         installation.wait(lambda: not bill_of(installation)["open_runtimes"], "every lifetime is in the ledger")
     command(installation, "billing", "report", "--tenant", "default", "--month", month())
