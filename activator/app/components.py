@@ -79,7 +79,7 @@ FLUSH_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What each builder needs. `name` is unique to this process. `stack` closes what the builders open."""
+    """Inputs of every builder. `name` is unique to this process. `stack` closes the parts that the builders open."""
 
     settings: ActivatorSettings
     name: str
@@ -120,7 +120,7 @@ async def open_peers(context: BuildContext) -> Peers:
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """What settles requests, and ships their usage records."""
+    """Settling of requests, and shipping of their usage records."""
 
     shipper: Shipper
     post: Post
@@ -198,7 +198,7 @@ class QueueComponents:
 
 
 def build_queue(context: BuildContext, peers: Peers, limits: LimitComponents) -> QueueComponents:
-    """Build the queue, and what feeds and scales it."""
+    """Build the queue, the feed that it follows, and the load reports that scale it."""
     settings, stack, page = context.settings, context.stack, context.telemetry.page
     background_tasks = BackgroundTasks()
     replica_sessions = ReplicaSessions(peers.server.connector_factory, background_tasks)
@@ -256,7 +256,7 @@ def build_queue(context: BuildContext, peers: Peers, limits: LimitComponents) ->
 
 @dataclass(frozen=True, slots=True)
 class AuthComponents:
-    """What authenticates callers, and reports the use of their keys."""
+    """Authentication of callers, and reports of the use of their keys."""
 
     authenticator: Authenticator
     key_uses: KeyUses

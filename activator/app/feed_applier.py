@@ -22,8 +22,8 @@ class FeedApplier:
         self.tenants_changed = asyncio.Event()
 
     def apply(self, line: Feed) -> None:
-        """Apply a line."""
-        self._throttler.apply(line)  # waiting requests go first
+        """Apply a line of the feed. Waiting requests get their replicas first."""
+        self._throttler.apply(line)
         self._table.apply(line)
         self._budgets.apply(line)
         if line.full or line.removed_replicas:

@@ -65,7 +65,7 @@ class _RequestState(NamedTuple):
         )
 
     def restore(self, request: InferenceRequest) -> None:
-        """Undo the step."""
+        """Give the request the model, version, limits and queue item that it had before the step."""
         request.entry, request.ceiling = self.entry, self.ceiling
         request.key, request.queued_request = self.key, self.queued_request
         request.account.model, request.account.version = self.model, self.version

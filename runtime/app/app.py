@@ -47,7 +47,7 @@ UploadSeal = Callable[[KeepSeal], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProcess:
-    """What the process of a replica opens before its event loop runs."""
+    """The resources that a replica's process opens before its event loop runs."""
 
     runtime_id: str
     directory: SocketDirectory

@@ -21,7 +21,7 @@ from weightcache.counters import Counters
 from weightcache.host.arena import Arena
 from weightcache.host.policy.extents import SlabRange
 from weightcache.nvme.nvme_tier import NvmeTier
-from weightcache.sources.policy.healing import FAULTS, ReadOutcome
+from weightcache.sources.policy.healing import FAULTS, UNREAD_OUTCOMES, ReadOutcome
 from weightcache.sources.verifier import Verifier
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """Result of a check: chunks and bytes by tier, faults, and contradictions of the indexes."""
+    """Result of a check: hashed chunks and bytes by tier, faults, and what contradicts the indexes or was not read."""
 
     chunks: dict[str, int]
     bytes: dict[str, int]
@@ -97,7 +97,7 @@ class ChunkExaminer:
         After a faulty file, the copy in memory is examined as well, and the file is written again.
         """
         outcome = await (self._examine_memory if tier == "host" else self._examine_file)(tenant, digest)
-        self._counters.examined_chunks[tier] += outcome is not ReadOutcome.ABSENT
+        self._counters.examined_chunks[tier] += outcome not in UNREAD_OUTCOMES
         if outcome in FAULTS:
             fields = {"tenant": tenant, "chunk": digest, "tier": tier, "kind": outcome}
             log.error("a kept chunk is faulty", extra=fields)
@@ -110,14 +110,18 @@ class ChunkExaminer:
         """Examine all kept chunks without a pause, and compare the indexes with themselves and the disk."""
         report = ScrubReport({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
         faults: list[Fault] = []
+        unanswered = 0
         for tier, (tenant, digest), length in tuple(self.stored_chunks()):
             outcome = await self.examine(tier, tenant, digest)
-            report.chunks[tier] += 1
-            report.bytes[tier] += length
+            unanswered += outcome is ReadOutcome.AWAY
+            report.chunks[tier] += outcome not in UNREAD_OUTCOMES
+            report.bytes[tier] += 0 if outcome in UNREAD_OUTCOMES else length
             if outcome in FAULTS and len(faults) < MAX_NAMED_FAULTS:
                 faults.append(Fault(tier, tenant, digest, outcome))
         unindexed_files = await self._nvme.unindexed_files()
         contradictions = [f"{tenant}/{digest}: a file that is in no index" for tenant, digest in unindexed_files]
+        if unanswered:
+            contradictions.append(f"the tier nvme: its disk did not answer for {unanswered} chunks")
         indexes = ("host", self._arena.index.check_integrity), ("nvme", self._nvme.index.check_integrity)
         for name, check_integrity in indexes:
             try:

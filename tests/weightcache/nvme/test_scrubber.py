@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kelvin.blobstore.file_store import FileStore
+from kelvin.contracts.errors import Refused, Unavailable
 from tests.weightcache.flips import flip_bit_of_process
 from tests.weightcache.kit import (
     TENANT,
@@ -219,6 +220,24 @@ async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(cache.examiner, "examine", fail_first)
         await scrub_once(cache)
         assert len(examined) == 2 * (COUNT + len(OTHER.digests))
+
+
+async def test_a_silent_disk_is_not_reported_as_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check counts only chunks that it hashed, and says that the disk did not answer. No chunk is dropped for it."""
+
+    async def refuse(tenant: str, digest: str, into: memoryview) -> ReadOutcome:
+        raise Refused(Unavailable("the disk"))
+
+    async with open_loaded_cache(tmp_path) as cache:
+        chunks = COUNT + len(OTHER.digests)
+        monkeypatch.setattr(cache.nvme, "read_for_scrub", refuse)
+        report = await cache.examiner.examine_all()
+        assert (report.chunks, report.bytes["nvme"]) == ({"host": chunks, "nvme": 0}, 0)
+        assert cache.counters.examined_chunks == {"host": chunks, "nvme": 0}
+        assert report.faults == ()
+        assert report.contradictions == (f"the tier nvme: its disk did not answer for {chunks} chunks",)
+        monkeypatch.undo()
+        assert (await cache.examiner.examine_all()).chunks == {"host": chunks, "nvme": chunks}
 
 
 def test_check_on_demand_finds_faulty_and_stray_files(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ GOOD_OUTCOMES: Final = frozenset({ReadOutcome.WHOLE, ReadOutcome.VERIFIED})
 FAULTS: Final = frozenset(
     {ReadOutcome.DIGEST, ReadOutcome.LENGTH, ReadOutcome.SHORT, ReadOutcome.UNREADABLE, ReadOutcome.MISSING}
 )
+UNREAD_OUTCOMES: Final = frozenset({ReadOutcome.ABSENT, ReadOutcome.AWAY})
 ABSENT_OUTCOMES: Final = frozenset({ReadOutcome.ABSENT, ReadOutcome.MISSING})
 
 
