@@ -18,8 +18,7 @@ from activator.queue.policy.queue_bounds import QueueLimit
 from kelvin.contracts import setting_parser
 from kelvin.contracts.names import require_dns_label
 from kelvin.contracts.roles import Role
-from kelvin.ipc.connector import is_remote
-from kelvin.ipc.peer_settings import LOCAL_ONLY, PeerSettings, read_address, read_peer_settings
+from kelvin.ipc.peer_settings import LOCAL_ONLY, PeerSettings, is_remote, read_address, read_peer_settings
 from kelvin.telemetry.settings import NO_TRACES, TelemetrySettings
 from kelvin.telemetry.settings import read_settings as read_telemetry
 

@@ -10,8 +10,8 @@ from activator.http.listener_state import ConnectionLimits
 class BodyRateMonitor:
     """The framing and the speed of the bodies of one connection. Speed is measured in windows of `head_s`.
 
-    `is_held` returns whether we hold up the body ourselves;
-    such a window does not count as slow. `on_too_slow` is called after a window that was too slow.
+    `is_held` returns whether we hold up the body ourselves; such a window does not count as slow. `on_too_slow` is
+    called after a window that was too slow.
     """
 
     def __init__(

@@ -196,9 +196,9 @@ class Throttler:
         """
         version_queue = self._version_queues.get(key)
         if version_queue is None or version_queue.is_asleep:
-            return None if key in self.version_breakers else self._starts.wait_estimate(
-                key, self._clock()
-            ).remaining_s, True
+            if key in self.version_breakers:
+                return None, True
+            return self._starts.wait_estimate(key, self._clock()).remaining_s, True
         tokens = version_queue.waiting.tokens_of(tenant, priority_class) if len(version_queue.waiting) else 0
         return wait_s(tokens, version_queue.throughput.tokens_per_s(version_queue.slots)), False
 

@@ -22,7 +22,7 @@ from activator import dependencies
 from activator.routing.routing_table import RoutingTable
 from kelvin.contracts.serving.control_messages import Feed, ReplicaRow
 from kelvin.contracts.wire import BadJson, Wire, decoder, encode
-from kelvin.ipc.connector import is_remote
+from kelvin.ipc.peer_settings import is_remote
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.atomic_file import remove_pending_files, write_atomic
 from kelvin.process.procfs import boot_id

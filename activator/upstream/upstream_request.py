@@ -11,9 +11,8 @@ from typing import Final
 
 import msgspec
 
-from activator import dependencies
 from activator.upstream.http1_client import UpstreamResponse
-from activator.upstream.replica_sessions import ReplicaSession
+from activator.upstream.replica_sessions import RECEIPT_TIMEOUT_S, ReplicaSession
 from kelvin.contracts.accounting.usage import Receipt
 from kelvin.contracts.errors import Failure, RemoteFailure, Unavailable
 from kelvin.contracts.numbers import parse_whole_number
@@ -37,7 +36,6 @@ from kelvin.process.request_context import TRACEPARENT, current_request
 
 log = logging.getLogger(__name__)
 
-TASK_TIMEOUT_S: Final = dependencies.RECEIPTS.timeout_s
 MAX_ERROR_BYTES: Final = 64 << 10  # of a response without frames
 _FRAMES: Final = CONTENT_TYPE.encode()
 _ENCODED: Final = ENCODED_TOKENS_HEADER.encode()
@@ -211,16 +209,16 @@ class UpstreamRequest:
         self.is_closed = True
         response = self._response
         if self._is_abandoned and (not self._has_ended or (response is not None and response.status == 200)):
-            self.cancel_task = self._session.background_tasks.start(self._cancel(response), TASK_TIMEOUT_S)
+            self.cancel_task = self._session.background_tasks.start(self._cancel(response), RECEIPT_TIMEOUT_S)
         elif self._has_ended and (response is None or response.at_end):
             if response is not None:
                 response.release()
             await self._leave_session()
         elif self._has_ended:
-            self._session.background_tasks.start(self._read_end(response), TASK_TIMEOUT_S)
+            self._session.background_tasks.start(self._read_end(response), RECEIPT_TIMEOUT_S)
         else:
             # In its own task, so that cancelling this request, once or twice, does not interrupt it.
-            task = self._session.background_tasks.start(self._cancel(response), TASK_TIMEOUT_S)
+            task = self._session.background_tasks.start(self._cancel(response), RECEIPT_TIMEOUT_S)
             await asyncio.shield(task)
 
     __aexit__ = _close

@@ -151,7 +151,7 @@ def bill_bounds_for(sent: RequestResult, text: str, limit: int, reader: ReaderKi
 
 
 def figures_of(seconds: float, sent: Sequence[RequestResult], **report: Any) -> SoakFigures:
-    """Return the figures, with counts over the requests. `found` are the other fields."""
+    """Return the figures, with counts over the requests. `report` has the other fields."""
     took = [each.took_s for each in sent if each.is_ok]
     codes = Counter(each.code for each in sent if not each.is_ok)
     p50_s, p99_s = quantile_of(took, 0.5), quantile_of(took, 0.99)

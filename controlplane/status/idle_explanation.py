@@ -56,7 +56,7 @@ class LevelCost(Wire, frozen=True):
 
 
 class Fetch(Wire, frozen=True):
-    """Mean duration of the lease step in past starts from zero or `asleep2` whose slowest tier was `tier`.
+    """Mean duration of the lease step in `seen` starts from zero or `asleep2` whose slowest tier was `tier`.
 
     It is part of `wake_s`, which is one mean over all tiers.
     """

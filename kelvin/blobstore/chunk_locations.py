@@ -125,7 +125,7 @@ async def read_chunk(store: BlobStore, key: str, location: ChunkLocation) -> byt
 
 
 async def read_chunk_into(store: RangeReader, key: str, location: ChunkLocation, into: memoryview) -> None:
-    """Fill all of `into` (`place.length` bytes). Raises as `BlobStore.read_into`. Nothing writes there afterwards."""
+    """Fill all of `into` (`location.length` bytes). Raises as `BlobStore.read_into`. Nothing writes there later."""
     for run in _coalesced(location.spans):
         begin = run[0][0][0]
         (offset, length), at = run[-1]

@@ -76,7 +76,7 @@ class Retry:
             await self.pause(failed)
 
     async def pause(self, failures: int) -> None:
-        """Sleep after `failed` failed attempts in a row."""
+        """Sleep after `failures` failed attempts in a row."""
         await self._sleep(self.budget.pause_s(failures, self._jitter()))
 
     async def attempt(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:

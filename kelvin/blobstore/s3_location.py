@@ -61,10 +61,11 @@ def parse_s3_url(url: str, *, connections: int = CONNECTIONS) -> S3Location:
         raise BadSetting(SETTING, shown, "its endpoint must be http://HOST[:PORT] or https://HOST[:PORT]")
     if region is not None and not _REGION.fullmatch(region):
         raise BadSetting(SETTING, shown, "its region must be of a-z, 0-9 and -")
+    prefix = _prefix(parts.path, shown)
     try:
         return S3Location(
             bucket=parts.netloc,
-            prefix=_prefix(parts.path, shown),
+            prefix=prefix,
             endpoint=endpoint,
             region=region,
             path_style=_flag(given, endpoint is not None),

@@ -16,13 +16,12 @@ import aiohttp
 
 from kelvin.contracts.roles import Role
 from kelvin.crypto.tls_identity import TlsIdentity
+from kelvin.ipc.peer_settings import PLAIN, REMOTE
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.ipc.tcp_listener import enable_keepalive
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
-REMOTE: Final = "https://"
-PLAIN: Final = "http://"
 HANDSHAKE_S: Final = 5.0
 
 
@@ -133,11 +132,6 @@ class ConnectorFactory:
         if role not in self._contexts:
             raise ValueError(f"{address}: no certificate for other hosts")
         return HostConnector(address, self._contexts[role])
-
-
-def is_remote(address: str) -> bool:
-    """Return whether the address is on another host."""
-    return address.startswith((REMOTE, PLAIN))
 
 
 def _socket(found: aiohttp.AddrInfoType) -> socket.socket:

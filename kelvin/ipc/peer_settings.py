@@ -15,6 +15,8 @@ SNAPSHOTTER_SOCKET: Final = "snapshotter.sock"
 HEALTH_VARIABLE: Final = "KELVIN_HEALTH_LISTEN"
 PREFIX: Final = "spiffe://kelvin/"
 WILDCARD_HOSTS: Final = ("0.0.0.0", "::")  # noqa: S104
+REMOTE: Final = "https://"
+PLAIN: Final = "http://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class PeerSettings:
 
 
 LOCAL_ONLY: Final = PeerSettings()
+
+
+def is_remote(address: str) -> bool:
+    """Return whether the address is on another host."""
+    return address.startswith((REMOTE, PLAIN))
 
 
 def read_peer_settings(

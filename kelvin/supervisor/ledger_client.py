@@ -19,8 +19,8 @@ from kelvin.contracts.deadline import Deadline
 from kelvin.contracts.errors import Refused
 from kelvin.contracts.roles import Role
 from kelvin.contracts.serving.control_messages import RunningLifetimes, batch_of
-from kelvin.ipc.connector import is_remote
 from kelvin.ipc.internal_server import open_internal_server
+from kelvin.ipc.peer_settings import is_remote
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 from kelvin.process.loops import Loops

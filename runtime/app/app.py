@@ -47,7 +47,7 @@ UploadSeal = Callable[[KeepSeal], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProcess:
-    """The resources that a replica's process opens before its event loop runs."""
+    """A replica's process, and the resources that it opens before its event loop runs."""
 
     runtime_id: str
     directory: SocketDirectory

@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 class EngineBase(ABC):
     """An engine over one bound model; subclasses complete `interface.Engine`.
 
-    With a `probe`, nothing is reported before the probe matched. The probe is part of the first batch. If it does not
-    match, all requests fail and the engine is poisoned: it refuses all later ones.
+    With a `probe`, nothing is reported before the probe matched. The probe runs with the first batch, or before it. If
+    it does not match, all requests fail and the engine is poisoned: it refuses all later ones.
     """
 
     def __init__(self, version: str, probe: Probe | None, probe_tokens: int, clock_ns: Callable[[], int]) -> None:

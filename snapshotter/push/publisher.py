@@ -134,8 +134,9 @@ class KeptFileReader:
 
 
 async def _discard_damaged(staging: Staging, record: PlanRecord, damaged_digest: str) -> Refused:
-    """Discard the staged chunk `damaged` and all other damaged chunks of the push. Return the refusal to raise. A power
-    cut damages many chunks at once. The client then requests the missing chunks and sends all of them in one round.
+    """Discard the staged chunk `damaged_digest` and all other damaged chunks of the push. Return the refusal to raise.
+    A power cut damages many chunks at once. The client then requests the missing chunks and sends all of them in one
+    round.
     """
     await asyncio.to_thread(staging.discard_chunk, record.tenant, damaged_digest)
     for digest in await asyncio.to_thread(staging.staged_digests, record.tenant, record.plan_id):

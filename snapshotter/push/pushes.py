@@ -49,7 +49,7 @@ from snapshotter.store.tenant_cache import TenantCache
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
 MAX_PLANS: Final = 2
-PLAN_WAIT_S: Final = 120.0  # wait for a turn; a judge without an answer may hold one for longer (KELVIN_GATE_S)
+PLAN_WAIT_S: Final = 120.0  # wait for a permit; a judge without an answer may hold one for longer (KELVIN_GATE_S)
 BUDGET_BYTES: Final = 3 * PLAN_BYTES  # for bodies and large responses, half of it per tenant; more for large chunks
 MAX_RECORDS: Final = 4  # plans that are read from disk; a large one takes some 150 MB
 MAX_CHUNKS: Final = 16

@@ -111,7 +111,7 @@ async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex 
 
 async def ensure_object(store: BlobStore, key: str, raw: bytes, failure: Failure) -> bool:
     """Ensure that `key` holds exactly `raw`, by reading it back. Return whether this call wrote it. Raises
-    `Refused(lost)` if the store returns other bytes than it got.
+    `Refused(failure)` if the store returns other bytes than it got.
     """
     if await has_content(store, key, raw):
         return False

@@ -4,7 +4,7 @@ import logging
 import os
 from typing import Any
 
-log = logging.getLogger("activator.telling")
+log = logging.getLogger("activator.content_logging")
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""Versions made from a seed, their store, an open cache over it (`cached`), and an agent in a thread (`running`).
+"""Versions made from a seed, their store, an open cache over it (`open_test_cache`), and an agent in a thread
+(`run_agent`).
 
 `peer_kit.py` has agents that are peers, `processes.py` agents as processes.
 """

@@ -1,5 +1,5 @@
-"""Agents as real processes, alone (`started`) or as peers (`nodes`), and the clients that lease from them:
-one process (`leasing`), or many threads at once (`Waiters`).
+"""Agents as real processes, alone (`start_agent`) or as peers (`start_nodes`), and the clients that lease from them:
+one process (`lease_in_process`), or many threads at once (`Waiters`).
 """
 
 import asyncio

@@ -75,7 +75,7 @@ class LoadedVersion:
 
     @property
     def was_hot(self) -> bool:
-        """Return whether the version was in the host tier already: it then has the tally of a hot lease."""
+        """Return whether the load counts as hot: it has the tally of a lease of a version in memory."""
         return self.tally is self.resident.tally
 
 

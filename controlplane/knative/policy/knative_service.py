@@ -138,7 +138,7 @@ def parse_cluster_store(url: str) -> S3Location:
     A file store is a directory of one machine. Credentials in a URL would show in each Service.
     """
     if not url.startswith("s3://"):
-        raise BadSetting("store", url.partition("?")[0], STORE_RULE)
+        raise BadSetting("store", "…" if "@" in url else url.partition("?")[0], STORE_RULE)
     return parse_s3_url(url)
 
 

@@ -117,7 +117,7 @@ class LocalActuator:
         return self._table.live_count(key)
 
     def started_count(self, key: VersionKey) -> int:
-        """Return how many of `live` have a process already."""
+        """Return how many of `live_count` have a process already."""
         return self._table.live_count(key) - len(self._table.starts_of(key))
 
     def process_count(self, key: VersionKey) -> int:

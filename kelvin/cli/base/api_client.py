@@ -139,7 +139,7 @@ def decode_json_object(answer: httpx.Response) -> dict[str, Any]:
 
 def call_json(method: str, path: str, **sent: Any) -> dict[str, Any]:
     """Call the installation and return the JSON object of the response. `sent` are more arguments of `httpx.request`.
-    Raises CommandFailed as `Target.door` and `decode_json_object` do, and on a refusal.
+    Raises CommandFailed as `Target.client` and `decode_json_object` do, and on a refusal.
     """
     with current_target().client() as client:
         return decode_json_object(client.request(method, path, **sent))

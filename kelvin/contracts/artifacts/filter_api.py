@@ -101,7 +101,7 @@ class FilterResponse(Wire, frozen=True):
 @dataclass(frozen=True, slots=True)
 class FilteredText:
     """`text` may be passed on; `pending_text` must be checked again. `stopped` is the label that ended the text, if
-    any. `unseen`: no filter checked the text, and the policy allows that.
+    any. `unfiltered`: no filter checked the text, and the policy allows that.
     """
 
     text: str

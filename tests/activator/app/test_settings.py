@@ -1,5 +1,8 @@
 """Invalid settings are refused with the variable, the value and the rule."""
 
+import subprocess
+import sys
+
 import pytest
 
 from activator.app.settings import read_settings
@@ -11,6 +14,13 @@ def test_defaults_need_only_the_data_directory() -> None:
     settings = read_settings({"KELVIN_DATA": "/x"})
     assert (settings.port, settings.host, settings.lifeline_fd) == (8443, "127.0.0.1", None)
     assert (settings.request.deadline_s, settings.request.hold_s) == (600.0, 1.0)
+
+
+def test_a_check_of_the_settings_loads_no_http_client() -> None:
+    """`kelvin doctor` reads the settings of every process, so that costs little."""
+    program = "import sys, activator.app.settings; print('aiohttp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

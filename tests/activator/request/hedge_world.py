@@ -32,7 +32,7 @@ from tests.activator.control import replica_row
 from tests.activator.queue.slot_world import KEY, REQUEST, SlotWorld
 from tests.activator.replica import FakeReplica, Script, hello
 
-SINGLE_WRITE_BYTES = HedgeLimits(
+HEDGE_AT_ONCE = HedgeLimits(
     min_samples=1, shortest_late_s=0.0
 )  # a frame that has not come by the next loop iteration is late
 
@@ -163,7 +163,7 @@ async def outcome(asked: SentRequest) -> BaseException | None:
 
 @asynccontextmanager
 async def ground(
-    tmp_path: Path, limits: HedgeLimits = SINGLE_WRITE_BYTES, retries: RetryLimits | None = None, rest_s: float = 30.0
+    tmp_path: Path, limits: HedgeLimits = HEDGE_AT_ONCE, retries: RetryLimits | None = None, rest_s: float = 30.0
 ) -> AsyncIterator[HedgeWorld]:
     """Yield attempts over fake replicas. At the end nothing of any request may be left."""
     directory, background_tasks = SocketDirectory(tmp_path / "run"), BackgroundTasks()

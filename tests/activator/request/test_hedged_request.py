@@ -22,7 +22,7 @@ from kelvin.contracts.errors import InvalidRequest, Refused, Unavailable
 from kelvin.contracts.serving.stream_frames import FrameKind, NoCredit
 from tests.activator.control import replica_row
 from tests.activator.replica import DONE, FakeReplica, Held, ReceivedRequest, Script, chunk, cut, decline, refuses
-from tests.activator.request.hedge_world import SINGLE_WRITE_BYTES, HedgeWorld, SentRequest, ground, outcome
+from tests.activator.request.hedge_world import HEDGE_AT_ONCE, HedgeWorld, SentRequest, ground, outcome
 
 OK = None
 
@@ -220,15 +220,15 @@ async def _nothing(here: HedgeWorld) -> None:
 @pytest.mark.parametrize(
     ("change", "limits", "cold", "budget"),
     [
-        pytest.param(_busy, SINGLE_WRITE_BYTES, False, True, id="the other one has no slot free"),
-        pytest.param(_draining, SINGLE_WRITE_BYTES, False, True, id="it drains"),
-        pytest.param(_resting, SINGLE_WRITE_BYTES, False, True, id="its breaker is open"),
-        pytest.param(_tried, SINGLE_WRITE_BYTES, False, True, id="its breaker is half open"),
-        pytest.param(_gone, SINGLE_WRITE_BYTES, False, True, id="it is gone"),
+        pytest.param(_busy, HEDGE_AT_ONCE, False, True, id="the other one has no slot free"),
+        pytest.param(_draining, HEDGE_AT_ONCE, False, True, id="it drains"),
+        pytest.param(_resting, HEDGE_AT_ONCE, False, True, id="its breaker is open"),
+        pytest.param(_tried, HEDGE_AT_ONCE, False, True, id="its breaker is half open"),
+        pytest.param(_gone, HEDGE_AT_ONCE, False, True, id="it is gone"),
         pytest.param(_nothing, HedgeLimits(min_samples=2, shortest_late_s=0.0), False, True, id="too little is known"),
         pytest.param(_nothing, HedgeLimits(min_samples=1, shortest_late_s=30.0), False, True, id="it is not late"),
-        pytest.param(_nothing, SINGLE_WRITE_BYTES, True, True, id="it waited for a start"),
-        pytest.param(_nothing, SINGLE_WRITE_BYTES, False, False, id="the budget is spent"),
+        pytest.param(_nothing, HEDGE_AT_ONCE, True, True, id="it waited for a start"),
+        pytest.param(_nothing, HEDGE_AT_ONCE, False, False, id="the budget is spent"),
     ],
 )
 async def test_request_without_second_replica_is_not_hedged(

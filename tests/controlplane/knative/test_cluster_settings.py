@@ -111,6 +111,11 @@ def test_all_cluster_settings_are_rendered() -> None:
             "KELVIN_CLUSTER_INNER_SECRET=Inner: must be a name",
             id="a certificate secret that is no name",
         ),
+        pytest.param(
+            {"KELVIN_CLUSTER_STORE": f"s3://models/{'a' * 121}"},
+            f"KELVIN_CLUSTER_STORE=s3://models/{'a' * 121}: its prefix must have at most 120",
+            id="a long prefix",
+        ),
         pytest.param({"KELVIN_CLUSTER_STORE": ""}, "KELVIN_CLUSTER_STORE=: is required", id="no store"),
         pytest.param(
             {"KELVIN_CLUSTER_STORE": "file:///x"},

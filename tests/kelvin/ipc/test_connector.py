@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 
 from kelvin.contracts.roles import Role
-from kelvin.ipc.connector import ConnectorFactory, HostConnector, is_remote
+from kelvin.ipc.connector import ConnectorFactory, HostConnector
+from kelvin.ipc.peer_settings import is_remote
 from kelvin.ipc.service_client import ServiceClient
 from kelvin.ipc.socket_directory import SocketDirectory
 from tests.stub_server import StubServer

@@ -30,7 +30,7 @@ class Work:
 
 @pytest.mark.virtual_time
 async def test_race_ends_the_losers() -> None:
-    """`first` returns after the slower one has cleaned up."""
+    """`first_completed` returns after the slower one has cleaned up."""
     loop = asyncio.get_running_loop()
     slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
     assert await first_completed(slow.do(), quick.do()) == (False, True)

@@ -111,6 +111,6 @@ def test_plan_computes_every_decode(running: list[SequenceState]) -> None:
 
 @pytest.mark.parametrize("budget", [CPU_BUDGET, CUDA_BUDGET], ids=["on a CPU", "on a CUDA device"])
 def test_prompts_progress_beside_decodes(budget: Budget) -> None:
-    """Prompts state beside any number of decodes, and get more of a step when alone."""
+    """Prompts progress beside any number of decodes, and get more of a step when alone."""
     assert budget.prefill_tokens(10_000) == budget.min_prefill_tokens > 0
     assert budget.prefill_tokens(0) > budget.prefill_tokens(1)

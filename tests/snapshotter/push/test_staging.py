@@ -229,7 +229,7 @@ def test_disk_errors_are_refused_by_cause(
 
 
 def test_a_kill_leaves_no_half_chunk(tmp_path: Path) -> None:
-    """A `put` that is killed before its last step leaves nothing under the digest."""
+    """A `put_chunk` that is killed before its last step leaves nothing under the digest."""
     staging = Staging(tmp_path, 2)
     plan = open_staged_push(staging)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), plan, A], timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""`send_all` copies all bytes in few copies, and never refills a buffer that is not drained, however late."""
+"""`copy_through_lane` copies all bytes in few copies, and never refills a buffer that is not drained, however late."""
 
 import ctypes
 import itertools

@@ -22,7 +22,7 @@ class WantedChunk:
 
 @dataclass(frozen=True, slots=True)
 class FreeTail:
-    """A slab that is free from offset `used` on."""
+    """A slab that is free from offset `used_bytes` on."""
 
     slab: int
     used_bytes: int

@@ -82,7 +82,7 @@ HealingStep = TrySource | Fetched | Unrecoverable
 
 
 def choose_step(rules: Sequence[SourceRule], attempts: Sequence[ReadAttempt]) -> HealingStep:
-    """Return the next step after these trials, oldest first. There must be at least one rule."""
+    """Return the next step after these attempts, oldest first. There must be at least one rule."""
     if attempts and attempts[-1].outcome in GOOD_OUTCOMES:
         return Fetched(attempts[-1].tier)
     for position, rule in enumerate(rules):

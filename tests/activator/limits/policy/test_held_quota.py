@@ -27,7 +27,7 @@ def covers(quota: HeldQuota, use: QuotaUsage, now_s: float) -> int:
 )
 def test_lease_covers_waiting_and_some_ahead(terms: LeaseTerms, want: int, renewed: list[int]) -> None:
     """The lease covers the waiting units, those in use, and some ahead. The last renewal covers those in use only. The
-    lease ends after `good_s`.
+    lease ends after `usable_s`.
     """
     quota, use = HeldQuota(terms), QuotaUsage(100, KNOWN)
     lease_request = quota.build_lease_request(use, LIMIT, 30, 5.0)

@@ -467,6 +467,19 @@ async def test_pooled_version_counts_as_ready(tmp_path: Path) -> None:
         assert not any(name.startswith("m-") for name in it.cluster.services())
 
 
+async def test_stopped_version_releases_its_pod(tmp_path: Path) -> None:
+    """A stop reaches the autoscaler of the pools at once. The version is still registered."""
+    async with running_pools(tmp_path) as it:
+        await it.register()
+        await it.park_pods("small", "s1")
+        it.pod("s1").restore_allowed.set()
+        await it.report_load()
+        assert it.states() == {"s1": PodState.BOUND}
+        it.controller.stop((key(),))
+        await it.let_pass(5)
+        assert ("release", control_url("s1")) in it.pods.calls
+
+
 async def test_deleted_version_releases_its_pod(tmp_path: Path) -> None:
     """Its replica leaves the feed, and its pod waits for another version. A late request starts nothing."""
     async with running_pools(tmp_path) as it:

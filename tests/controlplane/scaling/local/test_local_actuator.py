@@ -258,6 +258,7 @@ async def test_ending_replica_is_killed_after_its_own_drain_time(run: RunDirecto
     assert load({"KELVIN_DATA": str(run.path), "KELVIN_RUNTIME_DRAIN_S": "120"}).term_s > 120
     run.tell("ignore-term")
     async with local(run, drain_s=0.1, term_s=0.5) as it:
+        assert it.actuator.drain_max_s > 0.1 + 0.5, "a successor waits for the slot until the kill"
         it.apply(key("busy"), 1)
         await it.wait_until_ready(key("busy"))
         began_s = time.monotonic()
